@@ -1,0 +1,385 @@
+#!/usr/bin/python3 -I
+# Copyright: the sglang-kit contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Run one release of the engine between systemd and its journal, and tell both the truth.
+
+The unit is Type=notify and names /opt/sglang/current; this program resolves that link once, so that a start
+is of one release from end to end. It starts the engine as its child and
+- turns progress bars into lines, one a second at most (journald makes a record at a newline, never at \\r);
+- keeps secrets out of the journal (SGLang prints its whole configuration when it starts);
+- tells systemd the phase, and asks for more time only while there is progress;
+- says READY when the server's health endpoint answers 200, not before;
+- passes SIGTERM to the engine's main process alone and bounds the drain;
+- ends at once when the engine ends, with the engine's status (128 + n for signal n).
+
+What really runs is written to started.json in the runtime directory: "release" (the resolved path),
+"launcher", "startup_log", "unit" (sha256 of these files at this start), "invocation" (systemd's id of it).
+
+Standard library only, Python 3.8 and later.
+"""
+
+import argparse
+import contextlib
+import errno
+import hashlib
+import http.client
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))  # python -I leaves the script's own folder out
+
+import startup_log
+
+UNIT = Path("/etc/systemd/system/sglang.service")
+TICK_S = 0.25
+BAR_INTERVAL_S = 1.0
+HEALTH_INTERVAL_S = 1.0
+# Above the engine's own health timeout of 20 s, so that a probe never gives up on a slow answer.
+HEALTH_TIMEOUT_S = 25.0
+EXTEND_EVERY_S = 10.0
+EXTEND_BY_S = 60
+# A child of a dead engine can hold the pipe open: read what is there, do not wait for its end.
+LAST_WORDS_S = 1.0
+BUFFER_LIMIT = 1 << 20
+
+SECRET_KEY = r"(?:admin[_-])?api[_-]key|ssl[_-]keyfile[_-]password|hf[_-]token"
+SECRETS = [
+    # 'api_key': 'x' and api_key='x' in the line of server arguments
+    re.compile(r"(['\"]?\b(?:" + SECRET_KEY + r")['\"]?\s*[:=]\s*['\"])[^'\"]*"),
+    # --api-key x, and '--api-key', 'x' in a printed argument list
+    re.compile(r"(--(?:" + SECRET_KEY + r")(?:['\"]\s*,\s*['\"]|[= ]+['\"]?))[^\s'\",\]]+"),
+]
+
+
+def redact(text, secrets=()):
+    """Return the text with the values of keys, and every literal of `secrets`, replaced by ***."""
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    for pattern in SECRETS:
+        text = pattern.sub(r"\1***", text)
+    return text
+
+
+def sha256(path):
+    """Return the hex digest of a file, or None if it cannot be read."""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def config_scalar(text, key):
+    """Return a top-level scalar of a flat YAML map as str, or None. Enough for our own rendered config."""
+    match = re.search(r"^" + re.escape(key) + r":[ \t]*(.+?)[ \t]*$", text, re.MULTILINE)
+    return match.group(1).strip("'\"") if match else None
+
+
+def notify(*assignments):
+    """Send assignments such as "READY=1" to systemd; does nothing outside of it."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        try:
+            sock.sendto("\n".join(assignments).encode(), address)
+        except OSError as error:
+            say(f"cannot notify systemd: {error}")
+
+
+def write_line(text):
+    """Write a line to the journal. The server must outlive a journal that went away."""
+    with contextlib.suppress(OSError):
+        os.write(1, (text + "\n").encode())
+
+
+def say(text):
+    """Write a line of our own to the journal."""
+    write_line(startup_log.LAUNCHER_PREFIX + text)
+
+
+def taken(host, port):
+    """Return why the engine could not listen there (str), or None. Spares a whole load: SGLang binds last."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((host, port))
+        except OSError as error:
+            if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
+                return os.strerror(error.errno)
+    return None
+
+
+class Lines:
+    """Turns the engine's raw output into lines: whole lines at once, progress bars one a second at most."""
+
+    def __init__(self, emit):
+        self._emit = emit
+        self._pending = b""
+        self._bar = None
+        self._bar_at = float("-inf")
+
+    def feed(self, data, now):
+        """Take in bytes, at monotonic second `now`."""
+        self._pending += data
+        while True:
+            match = re.search(rb"[\r\n]", self._pending)
+            if not match:
+                break
+            chunk, self._pending = self._pending[: match.start()], self._pending[match.end() :]
+            self._take(chunk, now)
+        if len(self._pending) > BUFFER_LIMIT:
+            chunk, self._pending = self._pending, b""
+            self._take(chunk, now)
+        # A bar that is being drawn has no end yet.
+        pieces = startup_log.split_record(self._pending.decode("utf-8", "replace"))
+        if len(pieces) == 1 and startup_log.parse_bar(pieces[0]):
+            self._see_bar(pieces[0], now)
+
+    def tick(self, now):
+        """Let out a bar that was held back, if its time has come."""
+        if self._bar and now - self._bar_at >= BAR_INTERVAL_S:
+            self._flush_bar(now)
+
+    def close(self, now):
+        """Let out what is left."""
+        chunk, self._pending = self._pending, b""
+        self._take(chunk, now)
+        self._flush_bar(now)
+
+    def _take(self, chunk, now):
+        for line in startup_log.split_record(chunk.decode("utf-8", "replace")):
+            if startup_log.parse_bar(line):
+                self._see_bar(line, now)
+            else:
+                self._flush_bar(now)
+                self._emit(line, now)
+
+    def _see_bar(self, line, now):
+        self._bar = line
+        self.tick(now)
+
+    def _flush_bar(self, now):
+        bar, self._bar = self._bar, None
+        if bar:
+            self._bar_at = now
+            self._emit(bar, now)
+
+
+class Health:
+    """Asks the health endpoint in the background, never more than one request in flight.
+
+    answer: the HTTP status of the last answer, or None while nothing listens.
+    """
+
+    def __init__(self, host, port):
+        self._address = (host, port)
+        self._thread = None
+        self._next = 0.0
+        self.answer = None
+
+    def poll(self, now):
+        """Start a request if none is in flight and it is time for one."""
+        if self._thread and self._thread.is_alive():
+            return
+        if self._thread:
+            self._thread = None
+            self._next = now + HEALTH_INTERVAL_S
+        if now >= self._next:
+            self._thread = threading.Thread(target=self._ask, daemon=True)
+            self._thread.start()
+
+    def _ask(self):
+        connection = http.client.HTTPConnection(*self._address, timeout=HEALTH_TIMEOUT_S)
+        try:
+            connection.request("GET", "/health")
+            self.answer = connection.getresponse().status
+        except (OSError, http.client.HTTPException):
+            self.answer = None
+        finally:
+            connection.close()
+
+
+class Launcher:
+    """One start of one release: run() returns the exit status."""
+
+    def __init__(self, release, drain_s, stall_s=None):
+        self.release = Path(release).resolve(strict=True)
+        self.drain_s = drain_s
+        self.stall_s = startup_log.STALL_SECONDS if stall_s is None else stall_s
+        self.runtime = Path(os.environ.get("RUNTIME_DIRECTORY", "/run/sglang"))
+        self.config = self.prepare_config()
+        text = self.config.read_text(encoding="utf-8")
+        self.host = config_scalar(text, "host") or "127.0.0.1"
+        self.port = int(config_scalar(text, "port") or 30000)
+        self.secrets = [
+            value for value in (config_scalar(text, key) for key in ("api-key", "admin-api-key")) if value
+        ]
+        self.log = startup_log.StartupLog(time.monotonic())
+        self.lines = Lines(self.emit)
+        local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        self.health = Health(local, self.port)
+        self.child = None
+        self.ready = False
+        self.stop_asked = False
+        self.stopping_at = None
+        self._status = None
+        self._extended_at = float("-inf")
+        self._stalled = False
+
+    def prepare_config(self):
+        """Return the file that the engine is started with. Credentials would be merged in here."""
+        return self.release / "server.yaml"
+
+    def emit(self, line, now):
+        """Pass one line of the engine on to the journal, and read the phase from it."""
+        write_line(redact(line, self.secrets))
+        self.log.feed(line, now)
+
+    def record_start(self):
+        """Write started.json, by which a deploy can tell what really runs."""
+        record = {
+            "release": str(self.release),
+            "launcher": sha256(__file__),
+            "startup_log": sha256(startup_log.__file__),
+            "unit": sha256(UNIT),
+            "invocation": os.environ.get("INVOCATION_ID"),
+        }
+        part = self.runtime / "started.json.part"
+        part.write_text(json.dumps(record) + "\n", encoding="utf-8")
+        part.replace(self.runtime / "started.json")
+
+    def run(self):
+        """Start the engine and stay until it has ended."""
+        self.record_start()
+        why = taken(self.host, self.port)
+        if why:
+            say(f"cannot listen on {self.host}:{self.port}: {why}; the engine was not started")
+            return 1
+        read_end, write_end = os.pipe()
+        env = {key: value for key, value in os.environ.items() if key != "NOTIFY_SOCKET"}
+        argv = [
+            str(self.release / "engine" / "bin" / "python"),
+            "-m",
+            "sglang.launch_server",
+            "--config",
+            str(self.config),
+        ]
+        signal.signal(signal.SIGTERM, self.on_stop)
+        say(f"starting {self.release}")
+        try:
+            self.child = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=write_end, stderr=write_end, env=env
+            )
+        except OSError as error:
+            say(f"cannot start {argv[0]}: {error.strerror}")
+            return 127 if error.errno == errno.ENOENT else 126
+        os.close(write_end)
+        os.set_blocking(read_end, False)
+        ended_at = None
+        while True:
+            open_end = self.read(read_end)
+            now = time.monotonic()
+            if self.child.poll() is not None:
+                ended_at = ended_at or now
+                # All that the engine itself wrote is in the pipe by now; its children may keep it open.
+                if not open_end or now - ended_at >= LAST_WORDS_S or not self.readable(read_end, 0):
+                    break
+                continue
+            self.lines.tick(now)
+            self.supervise(now)
+            if not open_end:
+                time.sleep(TICK_S)  # the engine closed its output but lives
+        self.lines.close(time.monotonic())
+        return self.exit_status(self.child.returncode)
+
+    @staticmethod
+    def readable(fd, timeout):
+        """True if a read would return at once."""
+        return bool(select.select([fd], [], [], timeout)[0])
+
+    def read(self, fd):
+        """Read what there is, waiting one tick at most; False at the end of the stream."""
+        if self.readable(fd, TICK_S):
+            try:
+                data = os.read(fd, 65536)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            self.lines.feed(data, time.monotonic())
+        return True
+
+    def supervise(self, now):
+        """Tell systemd what is true now; pass on a stop, and bound its drain."""
+        if self.stop_asked and self.stopping_at is None:
+            # To the main process alone: SGLang takes a signal to its children for a crash.
+            self.stopping_at = now
+            notify("STOPPING=1", "STATUS=draining")
+            self.child.send_signal(signal.SIGTERM)
+        if self.stopping_at is not None:
+            if now - self.stopping_at >= self.drain_s:
+                say(f"still draining after {self.drain_s:.0f} s, requests in flight are lost")
+                self.child.kill()
+                self.stopping_at = float("inf")
+            return
+        if not self.ready:
+            self.health.poll(now)
+            if self.health.answer == 200:
+                self.ready = True
+                say(startup_log.ANSWERS)
+                self.log.feed(startup_log.LAUNCHER_PREFIX + startup_log.ANSWERS, now)
+                notify("READY=1", "STATUS=" + self.log.describe())
+                return
+            self.buy_time(now)
+        status = self.log.describe()
+        if status != self._status:
+            self._status = status
+            notify("STATUS=" + status)
+
+    def buy_time(self, now):
+        """Extend systemd's start timeout as long as the engine gets on."""
+        limit = self.stall_s.get(self.log.phase, 0)
+        stalled = now - self.log.last_progress_at > limit
+        if stalled and not self._stalled:
+            say(f"no progress for {limit:.0f} s while {self.log.describe()}")
+        self._stalled = stalled
+        if not stalled and now - self._extended_at >= EXTEND_EVERY_S:
+            self._extended_at = now
+            notify(f"EXTEND_TIMEOUT_USEC={EXTEND_BY_S * 1000000}")
+
+    def on_stop(self, number, frame):
+        """Note the stop; supervise() passes it on."""
+        self.stop_asked = True
+
+    def exit_status(self, returncode):
+        """Turn the engine's status into ours. Up to 0.5.19 even an orderly stop ends by SIGKILL."""
+        status = 128 - returncode if returncode < 0 else returncode
+        say(f"the engine ended with status {status} while {self.log.describe()}")
+        if self.stopping_at is not None and status in (0, 128 + signal.SIGTERM, 128 + signal.SIGKILL):
+            return 0
+        return status
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Run the SGLang engine of one release under systemd.")
+    parser.add_argument("--release", required=True, help="the release's directory, or a link to it")
+    parser.add_argument("--drain-seconds", type=float, default=60.0, help="longest drain at a stop")
+    options = parser.parse_args()
+    return Launcher(options.release, options.drain_seconds).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

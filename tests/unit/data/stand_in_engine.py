@@ -1,0 +1,61 @@
+#!/usr/bin/env python3
+"""A stand-in for SGLang's server process: plays steps.json, which lies beside its --config file.
+
+Steps: ["write", text], ["sleep", seconds], ["health", status] (listen and answer /health so), ["env", name],
+["exit", status], ["kill", signal], ["grandchild", seconds] (a process that keeps the output open).
+On SIGTERM it drains for `drain` seconds, where a step ["drain", seconds] says so, and ends with 0.
+"""
+
+import http.server
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+config = pathlib.Path(sys.argv[sys.argv.index("--config") + 1])
+port = next(int(line.split()[1]) for line in config.read_text().splitlines() if line.startswith("port:"))
+state = {"status": 503, "drain": 0.0}
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(state["status"] if self.path == "/health" else 404)
+        self.end_headers()
+
+    def log_message(self, *args):
+        pass
+
+
+def on_term(number, frame):
+    time.sleep(state["drain"])
+    sys.stdout.write("Gracefully exiting\n")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+for action, value in json.loads((config.parent / "steps.json").read_text()):
+    if action == "write":
+        sys.stderr.write(value)
+        sys.stderr.flush()
+    elif action == "sleep":
+        time.sleep(value)
+    elif action == "health":
+        if "server" not in state:
+            state["server"] = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
+            threading.Thread(target=state["server"].serve_forever, daemon=True).start()
+        state["status"] = value
+    elif action == "drain":
+        state["drain"] = value
+        signal.signal(signal.SIGTERM, on_term)
+    elif action == "env":
+        sys.stderr.write(f"{value}={os.environ.get(value)}\n")
+    elif action == "grandchild":
+        subprocess.Popen(["sleep", str(value)])
+    elif action == "kill":
+        os.kill(os.getpid(), value)
+    elif action == "exit":
+        sys.exit(value)

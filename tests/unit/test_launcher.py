@@ -1,0 +1,335 @@
+"""The launcher against a stand-in engine and a stand-in for systemd's notify socket."""
+
+import hashlib
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from ansible.module_utils.sglang_kit import startup_log
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LAUNCHER = ROOT / "roles/sglang_server/files/launcher.py"
+STAND_IN = ROOT / "tests/unit/data/stand_in_engine.py"
+BAR = "\rMulti-thread loading shards: {0:3d}% Completed | {1}/{2} [00:0{1}<00:0{1},  1.00it/s]"
+FOREVER = ["sleep", 60]
+
+
+@pytest.fixture(scope="module")
+def launcher():
+    """Return the launcher as a module; it finds startup_log as it does on a node, among its neighbours."""
+    sys.modules.setdefault("startup_log", startup_log)
+    spec = importlib.util.spec_from_file_location("launcher", LAUNCHER)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Run:
+    """One start of the launcher as systemd would make it; notes what it tells systemd and the journal."""
+
+    def __init__(self, tmp_path, steps, config="", drain=5.0, release=None):
+        self.home = tmp_path / "launcher"
+        self.home.mkdir()
+        shutil.copy(LAUNCHER, self.home)
+        shutil.copy(startup_log.__file__, self.home)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.release = tmp_path / "releases" / "r1"
+        (self.release / "engine" / "bin").mkdir(parents=True)
+        python = self.release / "engine" / "bin" / "python"
+        python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {STAND_IN} "$@"\n')
+        python.chmod(0o755)
+        (self.release / "server.yaml").write_text(f"host: 127.0.0.1\nport: {self.port}\n{config}")
+        (self.release / "steps.json").write_text(json.dumps(steps))
+        self.current = tmp_path / "current"
+        self.current.symlink_to(self.release)
+        self.runtime = tmp_path / "run"
+        self.runtime.mkdir()
+        self.drain = drain
+        self.notified = []
+
+    def start(self):
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(str(self.runtime / "notify"))
+        self.socket.settimeout(0.05)
+        self.journal = (self.runtime / "journal").open("wb")
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-I", str(self.home / "launcher.py")),
+                *("--release", str(self.current), "--drain-seconds", str(self.drain)),
+            ],
+            stdout=self.journal,
+            stderr=subprocess.STDOUT,
+            env={
+                "PATH": os.environ["PATH"],
+                "NOTIFY_SOCKET": str(self.runtime / "notify"),
+                "RUNTIME_DIRECTORY": str(self.runtime),
+                "INVOCATION_ID": "abc",
+            },
+        )
+        return self
+
+    def pump(self):
+        try:
+            while True:
+                self.notified += self.socket.recv(65536).decode().split("\n")
+        except socket.timeout:
+            pass
+
+    def until(self, condition, limit=20.0):
+        end = time.monotonic() + limit
+        while not condition():
+            assert time.monotonic() < end, (self.notified, self.text())
+            self.pump()
+
+    def finish(self, limit=20.0):
+        self.until(lambda: self.process.poll() is not None, limit)
+        self.pump()
+        return self.process.returncode
+
+    def text(self):
+        return (self.runtime / "journal").read_text()
+
+    def statuses(self):
+        return [item.split("=", 1)[1] for item in self.notified if item.startswith("STATUS=")]
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self.socket.close()
+        self.journal.close()
+
+
+@pytest.fixture
+def run(tmp_path):
+    runs = []
+
+    def start(steps, **options):
+        runs.append(Run(tmp_path, steps, **options).start())
+        return runs[-1]
+
+    yield start
+    for item in runs:
+        item.close()
+
+
+def test_ready_is_said_when_the_health_endpoint_answers_200_and_not_before(run):
+    it = run(
+        [
+            ["write", "[2026-01-01 00:00:00] Load weight begin. avail mem=1 GB\n"],
+            ["sleep", 1],
+            ["health", 503],
+            ["write", "[2026-01-01 00:00:01] The server is fired up and ready to roll!\n"],
+            ["write", "[2026-01-01 00:00:01] INFO:     Uvicorn running on http://127.0.0.1\n"],
+            ["sleep", 2.5],
+            ["write", "now it may\n"],
+            ["health", 200],
+            FOREVER,
+        ]
+    )
+    it.until(lambda: "now it may" in it.text())
+    assert "READY=1" not in it.notified
+    it.until(lambda: "READY=1" in it.notified)
+    assert "loading weights" in it.statuses()
+    assert it.statuses()[-1] == "serving"
+    assert "launcher: the server answers\n" in it.text()
+
+
+def test_bars_become_lines_at_most_one_a_second_and_the_last_frame_is_kept(run):
+    steps = [["write", "[2026-01-01 00:00:00] Load weight begin. avail mem=1 GB\n"]]
+    for done in range(9):
+        steps += [["write", BAR.format(done * 100 // 8, done, 8)], ["sleep", 0.25]]
+    steps += [["write", "[2026-01-01 00:00:03] Load weight end. elapsed=2 s, type=K\n"], ["exit", 3]]
+    it = run(steps)
+    assert it.finish() == 3
+    lines = it.text().splitlines()
+    bars = [line for line in lines if "shards" in line]
+    assert 3 <= len(bars) <= 5
+    assert "8/8" in bars[-1]
+    assert "\r" not in it.text()
+    assert lines[lines.index(bars[-1]) + 1].endswith("Load weight end. elapsed=2 s, type=K")
+    assert any(re.fullmatch(r"loading weights [1-7]/8 \(\d\d%\)", status) for status in it.statuses())
+
+
+@pytest.mark.parametrize(
+    "step, status",
+    [(["exit", 1], 1), (["exit", 2], 2), (["exit", 137], 137), (["kill", signal.SIGKILL], 137)],
+)
+def test_a_death_is_handed_on_at_once_though_a_grandchild_holds_the_output(run, step, status):
+    it = run([["grandchild", 5], ["write", "last words"], step])
+    began = time.monotonic()
+    assert it.finish() == status
+    assert time.monotonic() - began < 4
+    assert "last words\n" in it.text()
+    assert f"launcher: the engine ended with status {status} while starting\n" in it.text()
+    assert "READY=1" not in it.notified
+
+
+def test_a_stop_lets_the_engine_drain_and_is_a_success(run):
+    it = run([["drain", 1.0], ["health", 200], FOREVER])
+    it.until(lambda: "READY=1" in it.notified)
+    it.process.send_signal(signal.SIGTERM)
+    assert it.finish() == 0
+    assert "STOPPING=1" in it.notified
+    assert "Gracefully exiting\n" in it.text()
+
+
+def test_an_orderly_stop_that_ends_in_137_is_a_success(run):
+    # Releases up to 0.5.19 kill themselves with SIGKILL at the end of a drain.
+    it = run([["health", 200], FOREVER])
+    it.until(lambda: "READY=1" in it.notified)
+    it.process.send_signal(signal.SIGTERM)
+    assert it.finish() == 0
+
+
+def test_a_drain_without_end_is_cut_and_says_so(run):
+    it = run([["drain", 60.0], ["health", 200], FOREVER], drain=1.0)
+    it.until(lambda: "READY=1" in it.notified)
+    it.process.send_signal(signal.SIGTERM)
+    assert it.finish() == 0
+    assert "launcher: still draining after 1 s, requests in flight are lost\n" in it.text()
+
+
+def test_a_stop_while_loading_is_a_success(run):
+    it = run([["write", "[2026-01-01 00:00:00] Load weight begin. avail mem=1 GB\n"], FOREVER])
+    it.until(lambda: "loading weights" in it.statuses())
+    it.process.send_signal(signal.SIGTERM)
+    assert it.finish() == 0
+
+
+def test_a_port_in_use_is_found_before_the_load(tmp_path):
+    it = Run(tmp_path, [["write", "engine started\n"], FOREVER])
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", it.port))
+        other.listen()
+        it.start()
+        assert it.finish() == 1
+    assert f"cannot listen on 127.0.0.1:{it.port}: Address already in use" in it.text()
+    assert "engine started" not in it.text()
+    it.close()
+
+
+def test_an_engine_that_is_not_there(run):
+    it = run([])
+    # the tree is gone by the time of the next start
+    it.finish()
+    (it.release / "engine" / "bin" / "python").unlink()
+    env = {"RUNTIME_DIRECTORY": str(it.runtime)}
+    done = subprocess.run(it.process.args, capture_output=True, text=True, env=env)
+    assert done.returncode == 127
+    assert "launcher: cannot start " in done.stdout
+    assert "No such file or directory" in done.stdout
+
+
+def test_started_json_says_what_really_runs(run):
+    it = run([["health", 200], FOREVER])
+    it.until(lambda: "READY=1" in it.notified)
+    record = json.loads((it.runtime / "started.json").read_text())
+    assert record["release"] == str(it.release)
+    assert record["invocation"] == "abc"
+    for name, path in (("launcher", LAUNCHER), ("startup_log", pathlib.Path(startup_log.__file__))):
+        assert record[name] == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_the_engine_does_not_get_the_notify_socket(run):
+    it = run([["env", "NOTIFY_SOCKET"], ["env", "INVOCATION_ID"], ["exit", 1]])
+    it.finish()
+    assert "NOTIFY_SOCKET=None\n" in it.text()
+    assert "INVOCATION_ID=abc\n" in it.text()
+
+
+def test_the_keys_of_the_config_reach_the_journal_in_no_form(run):
+    line = "server_args={'api_key': 'k3y-user', 'admin_api_key': 'k3y-admin', 'note': 'k3y-user'}"
+    it = run([["write", line + "\n"], ["exit", 1]], config="api-key: k3y-user\nadmin-api-key: 'k3y-admin'\n")
+    it.finish()
+    assert "k3y" not in it.text()
+    assert "server_args={'api_key': '***', 'admin_api_key': '***', 'note': '***'}" in it.text()
+
+
+@pytest.mark.parametrize(
+    "line, expected",
+    [
+        (
+            "ServerArgs(api_key='s3', admin_api_key=\"s4\", x='y')",
+            "ServerArgs(api_key='***', admin_api_key=\"***\", x='y')",
+        ),
+        ("{'api_key': None, 'b': 'c'}", "{'api_key': None, 'b': 'c'}"),
+        ("['--api-key', 's3', '--port', '1']", "['--api-key', '***', '--port', '1']"),
+        ("python -m x --admin-api-key s3 --port 1", "python -m x --admin-api-key *** --port 1"),
+        ("--api-key=s3 --tp 8", "--api-key=*** --tp 8"),
+        ('{"ssl_keyfile_password": "s3"}', '{"ssl_keyfile_password": "***"}'),
+    ],
+)
+def test_redact(launcher, line, expected):
+    assert launcher.redact(line) == expected
+
+
+def test_time_is_bought_only_while_there_is_progress(launcher, tmp_path, monkeypatch, capfd):
+    sent = []
+    monkeypatch.setattr(launcher, "notify", lambda *items: sent.extend(items))
+    (tmp_path / "server.yaml").write_text("port: 1\n")
+    it = launcher.Launcher(tmp_path, 1.0, stall_s={"starting": 100, "loading_weights": 50})
+    start = it.log.last_progress_at = 1000.0
+
+    def asked_at(seconds):
+        sent.clear()
+        it.buy_time(start + seconds)
+        return "EXTEND_TIMEOUT_USEC=60000000" in sent
+
+    assert asked_at(0)
+    assert not asked_at(5)
+    assert asked_at(10)
+    assert asked_at(95)
+    assert not asked_at(110)
+    it.log.feed("Load weight begin. avail mem=1 GB", start + 120)
+    assert asked_at(121)
+    it.log.feed("Multi-thread loading shards:   1% Completed | 1/119 [00:01<01:00, 1it/s]", start + 165)
+    assert asked_at(200)
+    assert not asked_at(220)
+    assert not asked_at(1200)
+    said = capfd.readouterr().out.splitlines()
+    assert said == [
+        "launcher: no progress for 100 s while starting",
+        "launcher: no progress for 50 s while loading weights 1/119 (1%)",
+    ]
+
+
+def test_a_load_of_twenty_minutes_with_progress_never_runs_out_of_time(launcher, tmp_path, monkeypatch):
+    sent = []
+    monkeypatch.setattr(launcher, "notify", lambda *items: sent.extend(items))
+    (tmp_path / "server.yaml").write_text("port: 1\n")
+    it = launcher.Launcher(tmp_path, 1.0)
+    it.log.last_progress_at = 0.0
+    it.log.feed("Load weight begin. avail mem=1 GB", 0.0)
+    for second in range(1200):
+        if second % 10 == 0:
+            done = second // 10
+            it.log.feed(f"loading shards: {done}% Completed | {done}/120 [00:01<01:00, 1it/s]", second)
+        before = len(sent)
+        it.buy_time(float(second))
+        assert (len(sent) > before) == (second % 10 == 0)
+
+
+@pytest.mark.parametrize(
+    "text, key, expected",
+    [
+        ("port: 31000\nhost: 0.0.0.0\n", "port", "31000"),
+        ("host: '0.0.0.0'\n", "host", "0.0.0.0"),
+        ('a: 1\napi-key: "x y"\n', "api-key", "x y"),
+        ("admin-api-key: x\n", "api-key", None),
+        ("nested:\n  port: 5\n", "port", None),
+    ],
+)
+def test_config_scalar(launcher, text, key, expected):
+    assert launcher.config_scalar(text, key) == expected
