@@ -1,0 +1,100 @@
+# Copyright: the sglang-kit contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Faults on order: rules that say which request goes wrong, how, and how often."""
+
+import dataclasses
+import os
+import re
+import socket
+import struct
+import threading
+import time
+
+WHOLE_ANSWER = ("status", "delay")
+IN_BODY = ("truncate", "reset", "stall", "corrupt")
+
+
+@dataclasses.dataclass
+class Rule:
+    """One fault.
+
+    path: regular expression, searched in the request's path and query
+    do: status    answer with `code` and `headers`, without a body
+        delay     wait `seconds` before the answer
+        truncate  close the connection in order, after `after` bytes of the body
+        reset     drop the connection after `after` bytes
+        stall     wait `seconds` after `after` bytes, then go on
+        corrupt   turn the byte behind the first `after` bytes into another
+    method: only requests of this method
+    skip: leave alone that many matching requests first
+    times: act that often; None is for ever
+    """
+
+    path: str
+    do: str
+    method: "str | None" = None
+    skip: int = 0
+    times: "int | None" = None
+    code: int = 503
+    headers: dict = dataclasses.field(default_factory=dict)
+    after: int = 0
+    seconds: float = 0
+
+    def __post_init__(self):
+        if self.do not in WHOLE_ANSWER + IN_BODY:
+            raise ValueError(f"do is {self.do!r}; expected one of {', '.join(WHOLE_ANSWER + IN_BODY)}")
+        re.compile(self.path)
+
+    def matches(self, method, path):
+        """Say whether this request is hit; counts `skip` and `times` down."""
+        if self.times == 0 or self.method not in (None, method) or not re.search(self.path, path):
+            return False
+        if self.skip:
+            self.skip -= 1
+            return False
+        if self.times is not None:
+            self.times -= 1
+        return True
+
+
+class Rules:
+    """The rules in force; the first that matches acts."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._rules = []
+
+    def replace(self, rules):
+        """Set the rules from dicts of Rule's fields; raises TypeError or ValueError."""
+        parsed = [Rule(**rule) for rule in rules]
+        with self._lock:
+            self._rules = parsed
+
+    def pick(self, method, path):
+        with self._lock:
+            return next((rule for rule in self._rules if rule.matches(method, path)), None)
+
+
+def send_body(handler, content, start, end, rule):
+    """Send bytes [start, end) of a file the way the rule says; return the number sent."""
+    connection = handler.connection
+    middle = min(start + rule.after, end)
+    sent = connection.sendfile(content, start, middle - start) if middle > start else 0
+    if rule.do in ("truncate", "reset"):
+        handler.close_connection = True
+        if rule.do == "truncate":
+            connection.shutdown(socket.SHUT_WR)
+        else:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            # Closed by its number: an orderly shutdown before the close would send no reset.
+            os.close(connection.detach())
+        return sent
+    if rule.do == "stall":
+        time.sleep(rule.seconds)
+    elif middle < end:
+        content.seek(middle)
+        connection.sendall(bytes([content.read(1)[0] ^ 0xFF]))
+        middle, sent = middle + 1, sent + 1
+    if middle < end:
+        sent += connection.sendfile(content, middle, end - middle)
+    return sent
