@@ -156,10 +156,29 @@ def test_bars_become_lines_at_most_one_a_second_and_the_last_frame_is_kept(run):
     lines = it.text().splitlines()
     bars = [line for line in lines if "shards" in line]
     assert 3 <= len(bars) <= 5
+    assert len(set(bars)) == len(bars)
     assert "8/8" in bars[-1]
     assert "\r" not in it.text()
     assert lines[lines.index(bars[-1]) + 1].endswith("Load weight end. elapsed=2 s, type=K")
     assert any(re.fullmatch(r"loading weights [1-7]/8 \(\d\d%\)", status) for status in it.statuses())
+
+
+def test_a_frame_that_stands_for_a_while_is_one_line(launcher):
+    seen = []
+    lines = launcher.Lines(lambda line, now: seen.append((now, line)))
+    lines.feed(BAR.format(0, 0, 4).encode(), 0.0)
+    lines.feed(BAR.format(50, 2, 4).encode(), 3.0)
+    lines.feed(BAR.format(75, 3, 4).encode(), 3.5)
+    lines.tick(3.9)
+    lines.feed(b"[2026-01-01 00:00:00 TP1] Load weight end. elapsed=1 s\n\nnext", 3.95)
+    lines.close(5.0)
+    assert [(now, line.split("|")[1].split()[0] if "|" in line else line) for now, line in seen] == [
+        (0.0, "0/4"),
+        (3.0, "2/4"),
+        (3.95, "3/4"),
+        (3.95, "[2026-01-01 00:00:00 TP1] Load weight end. elapsed=1 s"),
+        (5.0, "next"),
+    ]
 
 
 @pytest.mark.parametrize(

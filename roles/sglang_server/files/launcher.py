@@ -129,6 +129,7 @@ class Lines:
         self._emit = emit
         self._pending = b""
         self._bar = None
+        self._last_bar = None
         self._bar_at = float("-inf")
 
     def feed(self, data, now):
@@ -168,13 +169,15 @@ class Lines:
                 self._emit(line, now)
 
     def _see_bar(self, line, now):
-        self._bar = line
-        self.tick(now)
+        # A frame is seen twice: while it is drawn, and when the next one ends it.
+        if line != self._last_bar:
+            self._bar = line
+            self.tick(now)
 
     def _flush_bar(self, now):
         bar, self._bar = self._bar, None
         if bar:
-            self._bar_at = now
+            self._last_bar, self._bar_at = bar, now
             self._emit(bar, now)
 
 
