@@ -75,6 +75,16 @@ ensure_venv() {
   touch "$stamp"
 }
 
+# wait_for SECONDS WHAT COMMAND...: until the command succeeds.
+wait_for() {
+  local limit=$((SECONDS + $1)) what=$2
+  shift 2
+  until "$@" 2>/dev/null; do
+    [ "$SECONDS" -lt "$limit" ] || die "$what did not come up"
+    sleep 0.3
+  done
+}
+
 # The lab's files may have been made under sudo: whoever called can read and remove them.
 hand_over() {
   [ -n "${SUDO_UID:-}" ] && chown -R "$SUDO_UID:${SUDO_GID:-$SUDO_UID}" "$LAB_STATE" "$ROOT/.venv"
