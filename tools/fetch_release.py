@@ -4,9 +4,9 @@
 """Fetch the sources of published SGLang releases into a cache, without installing them.
 
 ``fetch_release.py 0.5.23`` downloads that release's wheel with the pip of this interpreter, keeps its serving
-sources and metadata under ``.cache/releases/<version>/``, and prints where they are as JSON. A release that is
-in the cache already is not asked for again. ``fetch_release.py --list`` prints the published versions, oldest
-first.
+sources and metadata under ``.cache/releases/<version>/``, and prints where they are as JSON. A release that
+is in the cache already is not asked for again. ``fetch_release.py --list`` prints the published versions,
+oldest first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VERSION = re.compile(r"\d+\.\d+\.\d+(rc\d+|\.post\d+)?")
 # What the engine's nodes can install, whatever machine and Python this runs on.
 TARGET = ["--only-binary", ":all:", "--python-version", "3.12"]
 for _glibc in (17, 28, 34, 35, 39):
-    TARGET += ["--platform", "manylinux_2_%d_x86_64" % _glibc]
+    TARGET += ["--platform", f"manylinux_2_{_glibc}_x86_64"]
 
 
 class FetchError(Exception):
@@ -36,8 +36,8 @@ class FetchError(Exception):
 
 def version_key(version: str) -> tuple:
     """Sort key of a version string: 0.5.10rc0 < 0.5.10 < 0.5.10.post1 < 0.5.11."""
-    numbers, rank, serial = re.fullmatch(r"([\d.]*\d)(rc|\.post)?(\d*)", version).groups()
-    order = {"rc": -1, None: 0, ".post": 1}[rank]
+    numbers, rank, serial = re.fullmatch(r"([\d.]*\d)(\.dev|a|b|rc|\.post)?(\d*)", version).groups()
+    order = {".dev": -4, "a": -3, "b": -2, "rc": -1, None: 0, ".post": 1}[rank]
     return tuple(int(n) for n in numbers.split(".")), order, int(serial or 0)
 
 
@@ -52,20 +52,20 @@ def _last_errors(stderr: str) -> str:
 
 
 def published() -> list[str]:
-    """Return the versions that the package registry offers, oldest first. Raises FetchError if it cannot be asked."""
+    """Return the versions that the package registry offers, oldest first; FetchError if it is silent."""
     answer = _pip("index", "versions", PACKAGE)
     found = re.search(r"^Available versions: (.+)$", answer.stdout, re.MULTILINE)
     if answer.returncode or not found:
         raise FetchError(
-            "the package registry could not be asked for the versions of %s: %s. Check that `pip index versions %s` "
+            f"the package registry could not be asked for the versions of {PACKAGE}: "
+            f"{_last_errors(answer.stderr)}. Check that `pip index versions {PACKAGE}` "
             "works here (proxy, certificates, pip configuration)."
-            % (PACKAGE, _last_errors(answer.stderr), PACKAGE)
         )
     return sorted(found.group(1).split(", "), key=version_key)
 
 
 def _unpack(wheel: pathlib.Path, into: pathlib.Path) -> None:
-    """Keep the Python sources of the server and the metadata: the rest of a wheel is of no use to a reader."""
+    """Keep the server's Python sources and the metadata: the rest of a wheel is of no use to a reader."""
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             source = name.startswith("sglang/srt/") and name.endswith(".py")
@@ -81,28 +81,25 @@ def fetch(version: str, cache: pathlib.Path = CACHE) -> dict:
     """
     if not VERSION.fullmatch(version):
         raise FetchError(
-            "%r is not a version of SGLang. Give an exact release number such as 0.5.23 or 0.5.15.post1."
-            % version
+            f"{version!r} is not a version of SGLang. Give an exact release number such as 0.5.23 or "
+            "0.5.15.post1."
         )
     place = cache / version
     fetched = not place.is_dir()
     if fetched:
         cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=str(cache), prefix=".%s-" % version) as work:
+        with tempfile.TemporaryDirectory(dir=str(cache), prefix=f".{version}-") as work:
             wheels, tree = pathlib.Path(work, "wheel"), pathlib.Path(work, "tree")
-            answer = _pip(
-                "download", "--quiet", "--no-deps", "--dest", str(wheels), "%s==%s" % (PACKAGE, version)
-            )
+            answer = _pip("download", "--quiet", "--no-deps", "--dest", str(wheels), f"{PACKAGE}=={version}")
             if answer.returncode:
                 known = published()  # raises with its own message where the registry is the trouble
                 if version not in known:
                     raise FetchError(
-                        "SGLang %s is not published. The newest releases are %s."
-                        % (version, ", ".join(known[-5:]))
+                        "SGLang {} is not published. The newest releases are {}.".format(
+                            version, ", ".join(known[-5:])
+                        )
                     )
-                raise FetchError(
-                    "SGLang %s could not be downloaded: %s" % (version, _last_errors(answer.stderr))
-                )
+                raise FetchError(f"SGLang {version} could not be downloaded: {_last_errors(answer.stderr)}")
             _unpack(next(wheels.glob("*.whl")), tree)
             try:
                 tree.rename(place)
