@@ -75,6 +75,12 @@ ensure_venv() {
   touch "$stamp"
 }
 
+# The image of a lab host, built again when what it is made from changed.
+ensure_image() {
+  "$ROOT/lab/image/build" "$1" --current ||
+    step "Build the image of a lab host ($1, about a minute)" "$ROOT/lab/image/build" "$1"
+}
+
 # wait_for SECONDS WHAT COMMAND...: until the command succeeds.
 wait_for() {
   local limit=$((SECONDS + $1)) what=$2

@@ -14,15 +14,10 @@ lab_setup() {
   ensure_packages ca-certificates python3-venv openssh-client curl \
     podman runc netavark aardvark-dns iptables mmdebstrap debian-archive-keyring
   ensure_venv "$1"
-  lab_image "$LAB_SUITE"
+  ensure_image "$LAB_SUITE"
   lab_torch
   lab_checkpoints
   lab_hub
-}
-
-lab_image() {
-  "$ROOT/lab/image/build" "$1" --current && return
-  step "Build the image of a lab host ($1, about a minute)" "$ROOT/lab/image/build" "$1"
 }
 
 # PyTorch's CPU build: a plain torch from the package index is a CUDA build of several GB.
