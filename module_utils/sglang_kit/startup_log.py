@@ -75,10 +75,10 @@ _MILESTONES = [
 
 
 def split_record(text):
-    """Cut one record, or a piece of the raw stream, into its lines: list of str without colours or blanks."""
+    """Cut one record, or a piece of the raw stream, into its lines: list of str, no colours, none empty."""
     lines = []
     for part in re.split(r"[\r\n]+", _ANSI.sub("", text)):
-        lines.extend(piece.strip() for piece in _GLUED.split(part))
+        lines.extend(piece.rstrip() for piece in _GLUED.split(part))
     return [line for line in lines if line]
 
 

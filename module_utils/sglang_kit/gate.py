@@ -1,0 +1,140 @@
+# Copyright: the sglang-kit contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Judge a start from a row of observations: does it get on, is it up, is it dead? No input or output here."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+from ansible.module_utils.sglang_kit.startup_log import STALL_SECONDS
+
+# A restart that was just asked for can leave the unit inactive for a moment.
+GRACE_S = 5.0
+# systemd holds it for started, but its health endpoint does not say 200.
+UNHEALTHY_S = 120.0
+
+# kind: "up", "wrong", "dead", "stalled", "late", "absent". text: one sentence.
+Verdict = namedtuple("Verdict", ["kind", "text"])
+
+
+class Watch:
+    """Watches one start of the server.
+
+    budget_s: seconds in all. stall_s: seconds without progress by phase, over STALL_SECONDS.
+    previous: invocation id of the run that this start replaces, or None.
+    """
+
+    def __init__(self, budget_s, stall_s=None, previous=None):
+        self.budget_s = budget_s
+        self.stall_s = dict(STALL_SECONDS, **(stall_s or {}))
+        self.previous = previous
+        self.invocation = None
+        self._restarts = 0
+        self._began = None
+        self._unhealthy_since = None
+
+    def judge(self, observation, now):
+        """Take in one observation at monotonic second `now`: a Verdict, or None to go on waiting."""
+        if self._began is None:
+            self._began = now
+        unit = observation["unit"]
+        if not unit["exists"]:
+            return Verdict("absent", "the node has no such unit")
+        if unit["load_state"] == "masked":
+            return Verdict("absent", "the unit is masked")
+        ended = self._ended(unit, now)
+        if ended:
+            return Verdict("dead", ended)
+        if self.invocation and unit["active_state"] == "active" and observation["http"]["listening"]:
+            return Verdict("up", "the unit is active and the port is open")
+        return self._patience(observation, now)
+
+    def see_health(self, status, now):
+        """Take in the health endpoint's answer (HTTP status or None): a Verdict, or None to go on waiting."""
+        if status == 200:
+            return Verdict("up", "the server answers")
+        if self._unhealthy_since is None:
+            self._unhealthy_since = now
+        if now - self._unhealthy_since > UNHEALTHY_S:
+            said = "gives no answer" if status is None else f"says {status}"
+            text = f"it is started, but its health endpoint {said} for {UNHEALTHY_S:.0f} s"
+            return Verdict("stalled", text)
+        return None
+
+    def _ended(self, unit, now):
+        """Follow the unit's run; return why it is at an end (str), or None."""
+        state, invocation = unit["active_state"], unit["invocation"]
+        if self.invocation is None:
+            if state == "deactivating" or (self.previous and invocation == self.previous):
+                return None
+            if unit["sub_state"] == "auto-restart":
+                self.invocation = invocation
+                return "it died, and systemd is about to start it again"
+            if state in ("activating", "active"):
+                self.invocation, self._restarts = invocation, unit["restarts"]
+                return None
+            if now - self._began < GRACE_S:
+                return None
+            self.invocation = invocation
+            return "it is not running" if state == "inactive" else "it has failed"
+        if unit["sub_state"] == "auto-restart" or unit["restarts"] > self._restarts:
+            return "it died, and systemd starts it again"
+        if state == "failed":
+            return "it died"
+        if state == "inactive":
+            return "it was stopped"
+        if state == "deactivating":
+            return "it died" if unit["result"] != "success" else None
+        if invocation and invocation != self.invocation:
+            return "it was replaced by another start"
+        return None
+
+    def _patience(self, observation, now):
+        start = observation["start"]
+        limit = self.stall_s.get(start["phase"])
+        if self.invocation and limit is not None and start["progress_age_s"] > limit:
+            text = f"no progress for {start['progress_age_s']:.0f} s, while {limit:.0f} s are allowed"
+            return Verdict("stalled", text)
+        if now - self._began > self.budget_s:
+            return Verdict("late", f"it is not up after {self.budget_s:.0f} s")
+        return None
+
+
+def how_it_ended(unit):
+    """Say how the main process ended, in systemd's terms (str)."""
+    if unit["result"] in ("timeout", "oom-kill", "watchdog", "resources", "protocol"):
+        return f"systemd says {unit['result']}"
+    if unit["exit_code"] in (2, 3):
+        return f"killed by signal {unit['exit_status']}"
+    return f"exit status {unit['exit_status']}"
+
+
+def clock(seconds):
+    """Seconds as "3m10s" or "42s"."""
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+
+
+def progress_line(observation):
+    """The line that is shown for an observation: phase, progress, time since the start, estimate."""
+    unit, start = observation["unit"], observation["start"]
+    if unit["active_state"] in ("activating", "active") and unit["sub_state"] != "auto-restart":
+        text = start["described"]
+    else:
+        text = f"the unit is {unit['active_state']} ({unit['sub_state']})"
+    if unit["age_s"] is not None and unit["main_pid"]:
+        text += ", " + clock(unit["age_s"])
+    if start["bar"] and start["bar"]["remaining_s"]:
+        text += ", about {} left".format(clock(start["bar"]["remaining_s"]))
+    return text
+
+
+def phase_times(history, now):
+    """Turn a start's history into [{"phase", "part", "seconds"}] up to serving; `now` ends an open one."""
+    times = []
+    for step, following in zip(history, [*history[1:], {"at": now}]):
+        if step["phase"] == "serving":
+            break
+        seconds = round(following["at"] - step["at"], 1)
+        times.append({"phase": step["phase"], "part": step["part"], "seconds": seconds})
+    return times
