@@ -99,8 +99,9 @@ def setter_name(sites):
 
 def judge(wrapper, site):
     """Return ``(list, entry)`` for one Site: which of the four lists it belongs to, and the evidence."""
-    if site.why is not None:
-        return "not_understood", _site_entry(site, site.why, None)
+    # Whatever a strange place asks, there is no harm in it if the model has that.
+    if site.why is not None and (site.name is None or _lacks(wrapper, site.name, None) is not None):
+        return "not_understood" if site.required else "optional", _site_entry(site, site.why, None)
     names = [site.name, *site.alternatives]
     problems = [_lacks(wrapper, name, site.call) for name in names]
     good = next((name for name, problem in zip(names, problems) if problem is None), None)

@@ -29,6 +29,10 @@ HOOK = re.compile(r"^(set_eagle\w*|get_embed_and_head\w*|set_\w*(aux_hidden|laye
 _MODEL = re.compile(r"\.model\b|\btarget_model\b|\b(set_eagle|get_embed_and_head|set_\w*layers_to_capture)")
 _SEED = re.compile(r"eagle|aux_hidden|embed_and_head|layers_to_capture", re.IGNORECASE)
 
+MODELS = ("target", "shared", "draft")
+_ASKED = ("target", "shared")
+MAKER = "maker of "
+
 # Functions that look at an object without asking anything of it.
 _LOOKERS = frozenset(
     ("isinstance", "type", "id", "repr", "str", "print", "callable", "bool", "hash", "cast", "vars")
@@ -90,8 +94,9 @@ class _Finder:
         self.tree = tree
         # Function node -> its sites, as the last look at it found them.
         self.sites = {}
-        # Function node -> {parameter: kind}; the kinds are target, shared (target and drafter), draft.
-        self.parameters = {}
+        # Function node -> {parameter or local name: kind}. The kinds are target, draft, shared (the code runs
+        # for both), and each of them after "maker of": a function that returns such a model.
+        self.names = {}
         # Function nodes that an EAGLE-3 call reaches with the model, and the classes' attributes that keep
         # it.
         self.on_path = set()
@@ -113,16 +118,18 @@ class _Finder:
     def enqueue(self, module, function):
         self.queue[function] = module
 
-    def hand(self, module, function, parameter, kind, on_path):
-        """Record that `parameter` of `function` receives the model; if that is new, look at it again."""
-        known = self.parameters.setdefault(function, {})
-        merged = kind if known.get(parameter) in (None, kind) else "shared"
-        if known.get(parameter) == merged and (not on_path or function in self.on_path):
+    def hand(self, module, function, name, kind, on_path):
+        """Record that a name in `function` stands for the model; if that is new, look at it again."""
+        known = self.names.setdefault(function, {})
+        merged = kind if known.get(name) in (None, kind) else _merge(kind, known[name])
+        if known.get(name) == merged and (not on_path or function in self.on_path):
             return
-        known[parameter] = merged
+        known[name] = merged
         if on_path:
             self.on_path.add(function)
-        self.enqueue(module, function)
+        for inner in module.functions():
+            if function.lineno <= inner.lineno <= function.end_lineno:
+                self.enqueue(module, inner)
 
     def keep(self, module, owner, attribute, kind):
         """Record that instances of class `owner` keep the model in `attribute`."""
@@ -152,7 +159,6 @@ class _Scan:
         self.module = module
         self.function = function
         self.owner = module.enclosing(function, (ast.ClassDef,))
-        self.aliases = {}
         self.expressions = {}
         self.sites = []
 
@@ -166,10 +172,8 @@ class _Scan:
                 and isinstance(node.targets[0], ast.Name)
             ):
                 self.expressions.setdefault(node.targets[0].id, node.value)
-        # Twice: an alias may be written before the alias that it is made from is known.
-        for _round in (1, 2):
-            for node in nodes:
-                self._note_alias(node)
+        for node in nodes:
+            self._note_alias(node)
         for node in nodes:
             if isinstance(node, ast.expr):
                 self._look(node)
@@ -182,9 +186,7 @@ class _Scan:
     def kind(self, node):
         """Return target, shared or draft where `node` stands for a model object, else None."""
         if isinstance(node, ast.Name):
-            if node.id in self.aliases:
-                return self.aliases[node.id]
-            given = self._parameter(node.id)
+            given = self._name(node.id)
             if given is not None:
                 return given
             return _kind_of_words(node.id) if re.fullmatch(r"_?(target|draft)_model", node.id) else None
@@ -198,13 +200,16 @@ class _Scan:
             return next((k for k in map(self.kind, node.values) if k), None)
         if isinstance(node, (ast.NamedExpr, ast.Await, ast.Starred)):
             return self.kind(node.value)
+        if isinstance(node, ast.Lambda):
+            made = self.kind(node.body)
+            return MAKER + made if made in MODELS else None
         return None
 
-    def _parameter(self, name):
-        # Nested functions and lambdas see the parameters of those around them.
+    def _name(self, name):
+        # Nested functions see the names of those around them.
         function = self.function
         while function is not None:
-            given = self.finder.parameters.get(function, {}).get(name)
+            given = self.finder.names.get(function, {}).get(name)
             if given is not None:
                 return given
             function = self.module.enclosing(function, FUNCTIONS)
@@ -240,6 +245,9 @@ class _Scan:
             name = node.args[1]
             if isinstance(name, ast.Constant) and isinstance(name.value, str):
                 return self._kind_of_attribute(node.args[0], name.value)
+        made = self.kind(node.func)
+        if made is not None and made.startswith(MAKER):
+            return made[len(MAKER) :]
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
         if called in self.finder.returns:
             said = _kind_of_words(" ".join(self._words(node.func)))
@@ -298,7 +306,7 @@ class _Scan:
                 if kind is None:
                     continue
                 if isinstance(name, ast.Name):
-                    self.aliases[name.id] = kind
+                    self.finder.hand(self.module, self.function, name.id, kind, False)
                 elif (
                     isinstance(name, ast.Attribute)
                     and isinstance(name.value, ast.Name)
@@ -308,7 +316,7 @@ class _Scan:
 
     def _note_return(self, node):
         kind = self.kind(node.value)
-        if kind in (None, "draft"):
+        if kind not in _ASKED:
             return
         name = self.function.name
         marks = [dotted(d) or "" for d in self.function.decorator_list]
@@ -339,39 +347,40 @@ class _Scan:
     def _look_at_access(self, node, base, name):
         kind = self.kind(base)
         if kind is None:
-            if HOOK.match(name) and not self._known_bystander(base) and self._relevant(node, name):
-                self._not_understood(node, f"{name} is asked of an object that the audit cannot place", name)
+            models = isinstance(base, ast.Attribute) and base.attr == "model"
+            if (HOOK.match(name) or models) and not self._bystander(base) and self._relevant(node, name):
+                guard = self._guard(node, name)
+                why = f"{name} is asked of an object that the audit cannot place"
+                self.sites.append(Site(self.module, node, name, guard=guard, required=guard is None, why=why))
             return
-        if kind == "draft" or not self._relevant(node, name) or self._for_draft(node):
+        if kind not in _ASKED or not self._relevant(node, name) or self._for_draft(node):
             return
         parent = self.module.parent.get(node)
         call = parent if isinstance(parent, ast.Call) and parent.func is node else None
         self._record(node, name, kind, call)
 
-    def _known_bystander(self, base):
+    def _bystander(self, base):
         """Tell whether a hook's name is used on something that surely is no model of the target."""
         words = self._words(base)
         return bool(words) and ("draft" in " ".join(words) or words in (["self"], ["super"], ["cls"]))
 
     def _look_at_call(self, node):
         called = node.func.id if isinstance(node.func, ast.Name) else None
-        if (
-            called in ("hasattr", "getattr")
-            and len(node.args) >= 2
-            and self.kind(node.args[0]) not in (None, "draft")
-        ):
+        if called in ("hasattr", "getattr") and len(node.args) >= 2 and self.kind(node.args[0]) in _ASKED:
             self._look_at_probe(node, called)
             return
         if called in _LOOKERS or called in ("hasattr", "getattr", "setattr", "delattr"):
             return
         kind = self.kind(node.func)
-        if kind not in (None, "draft") and self._relevant(node, ""):
+        if kind in _ASKED and self._relevant(node, ""):
             self._record(node, "__call__", kind, None)
-        handed = [(i, a) for i, a in enumerate(node.args)] + [(k.arg, k.value) for k in node.keywords]
-        for place, value in handed:
+        func, given = node.func, node.args
+        if given and (dotted(func) or "").split(".")[-1] == "partial":
+            func, given = given[0], given[1:]
+        for place, value in list(enumerate(given)) + [(k.arg, k.value) for k in node.keywords]:
             kind = self.kind(value)
-            if kind not in (None, "draft") and not self._for_draft(node):
-                self._follow(node, place, value, kind)
+            if kind is not None and kind.split(MAKER)[-1] in _ASKED and not self._for_draft(node):
+                self._follow(node, func, place, kind)
 
     def _look_at_probe(self, node, called):
         base, asked = node.args[:2]
@@ -389,10 +398,10 @@ class _Scan:
         else:
             self._record_hasattr(node, name, self.kind(base))
 
-    def _follow(self, call, place, value, kind):
+    def _follow(self, call, func, place, kind):
         """The model is an argument of `call`: look into whatever is called, as far as the tree shows it."""
         on_path = self._relevant(call, "")
-        targets = self._callees(call.func, on_path)
+        targets = self._callees(func, on_path)
         if targets is None:
             return
         for module, function, bound in targets:
@@ -408,7 +417,7 @@ class _Scan:
                     call, f"the model is handed to {function.name}, in a way that the audit cannot match"
                 )
         if not targets and on_path:
-            name = dotted(call.func) or "an expression"
+            name = dotted(func) or "an expression"
             self._not_understood(call, f"the model is handed to {name}, which the audit cannot find")
 
     def _callees(self, func, on_path):
@@ -626,6 +635,10 @@ class _Scan:
         return self._in_workers() or bool(HOOK.match(name))
 
 
+def _merge(one, other):
+    return MAKER + "shared" if one.startswith(MAKER) or other.startswith(MAKER) else "shared"
+
+
 def _kind_of_words(words):
     if "draft" in words:
         return "draft"
@@ -642,7 +655,7 @@ def _parameter_of(function, place, bound):
 
 
 def _only_forwards(function):
-    """Tell whether a function hands anything it takes to functions of its own name, which are looked at too."""
+    """Tell whether a function hands all that it takes to functions of its own name, looked at too."""
     calls = [
         n
         for n in ast.walk(function)

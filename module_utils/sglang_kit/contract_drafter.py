@@ -1,6 +1,6 @@
 # Copyright: the sglang-kit contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Does a drafter fit a target in a given release? Answered from both config.json and the release's sources."""
+"""Does a drafter fit a target in a given release? Answered from both config.json and the sources."""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import ast
 
+from .contract_tree import FUNCTIONS
+
 # The public interface of torch.nn.Module, which every model inherits. Kept as data: no torch is imported
 # here.
 NN_MODULE = frozenset(
@@ -65,7 +67,6 @@ NN_MODULE = frozenset(
         "zero_grad",
     ]
 )
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Member:
@@ -102,6 +103,8 @@ class ModelClass:
         self.members = {}
         # Attribute -> (module, class) where __init__ or the body assigns an instance of a class of the tree.
         self.built = {}
+        # Attribute -> method of self whose result __init__ assigns to it.
+        self.made_by = {}
         self.dynamic = None
         for owner_module, owner in self.lineage:
             self._read_members(owner_module, owner)
@@ -117,6 +120,8 @@ class ModelClass:
             if name in ("nn.Module", "torch.nn.Module", "Module"):
                 self.is_module = True
                 continue
+            if name is not None and name.endswith("PreTrainedModel"):
+                self.is_module = True
             if name in ("object", "ABC", "abc.ABC", "Generic", "Protocol", "typing.Generic"):
                 continue
             found = self.tree.resolve(module, name) if name is not None and "." not in name else None
@@ -127,7 +132,7 @@ class ModelClass:
 
     def _read_members(self, module, owner):
         for node in _statements(owner.body):
-            if isinstance(node, _FUNCTIONS):
+            if isinstance(node, FUNCTIONS):
                 marks = [dotted(d.func if isinstance(d, ast.Call) else d) or "" for d in node.decorator_list]
                 is_property = any(m.split(".")[-1] in ("property", "cached_property") for m in marks)
                 self._add(node.name, "property" if is_property else "method", module, node, owner)
@@ -140,13 +145,13 @@ class ModelClass:
                     if isinstance(target, ast.Name):
                         self._add(target.id, "attribute", module, node, owner)
                         self._note_built(target.id, module, value)
-        for function in [n for n in _statements(owner.body) if isinstance(n, _FUNCTIONS) and n.args.args]:
-            me = function.args.args[0].arg
+        for function in [n for n in _statements(owner.body) if isinstance(n, FUNCTIONS) and n.args.args]:
+            me = _first(function)
             for node in ast.walk(function):
                 for target, value in _assigned(node):
                     if isinstance(target, ast.Attribute) and _is_name(target.value, me):
                         self._add(target.attr, "attribute", module, node, owner)
-                        self._note_built(target.attr, module, value)
+                        self._note_built(target.attr, module, value, function)
         # Names that the module hangs on the class after its definition.
         for node in module.tree.body:
             for target, _value in _assigned(node):
@@ -164,11 +169,33 @@ class ModelClass:
     def _add(self, name, kind, module, node, owner):
         self.members.setdefault(name, Member(kind, module, node, owner.name))
 
-    def _note_built(self, attribute, module, value):
-        if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
-            found = self.tree.resolve(module, value.func.id)
-            if found is not None and isinstance(found[1], ast.ClassDef):
-                self.built.setdefault(attribute, found)
+    def _note_built(self, attribute, module, value, function=None):
+        if not isinstance(value, ast.Call):
+            return
+        called = value.func
+        if (
+            isinstance(called, ast.Attribute)
+            and function is not None
+            and _is_name(called.value, _first(function))
+        ):
+            self.made_by.setdefault(attribute, called.attr)
+        found = self._class_called(module, value, function)
+        if found is not None:
+            self.built.setdefault(attribute, found)
+
+    def _class_called(self, module, value, function=None):
+        """Return ``(module, class)`` if an expression makes an instance of a class of the tree, else None."""
+        if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Name):
+            return None
+        name = value.func.id
+        if function is not None:
+            # A class that is handed in counts as the one that is handed in by default.
+            spec = function.args
+            defaults = dict(zip([a.arg for a in spec.args[::-1]], spec.defaults[::-1]))
+            defaults.update((a.arg, d) for a, d in zip(spec.kwonlyargs, spec.kw_defaults))
+            name = getattr(defaults.get(name), "id", name)
+        found = self.tree.resolve(module, name)
+        return found if found is not None and isinstance(found[1], ast.ClassDef) else None
 
     def get(self, name):
         """Return the Member called `name`, or None."""
@@ -198,31 +225,39 @@ class ModelClass:
         it hands nothing on. The class is None where the tree does not show what the attribute holds.
         """
         member = self.members.get(name)
-        if member is None or not isinstance(member.node, _FUNCTIONS) or not member.node.args.args:
+        if member is None or not isinstance(member.node, FUNCTIONS) or not member.node.args.args:
             return None
-        me = member.node.args.args[0].arg
+        me = _first(member.node)
         for node in ast.walk(member.node):
             called = node.func if isinstance(node, ast.Call) else None
             if not isinstance(called, ast.Attribute) or called.attr != name:
                 continue
             holder = called.value
             if isinstance(holder, ast.Attribute) and _is_name(holder.value, me):
-                return holder.attr, called.attr, self.attribute_class(holder.attr)
+                inner = self.attribute_class(holder.attr)
+                if inner is not None and inner.get(name) is None and _copes_without(member.node, name):
+                    return None
+                return holder.attr, called.attr, inner
         return None
 
     def attribute_class(self, attribute):
         """Return the ModelClass of what an attribute holds, if __init__ or a property shows it, else None."""
-        seen = set()
-        while attribute not in self.built and attribute not in seen:
-            seen.add(attribute)
-            member = self.members.get(attribute)
-            if member is None or member.kind != "property":
-                return None
-            returned = [n.value for n in ast.walk(member.node) if isinstance(n, ast.Return)]
-            if len(returned) != 1 or not isinstance(returned[0], ast.Attribute):
-                return None
-            attribute = returned[0].attr
-        return ModelClass(self.tree, *self.built[attribute]) if attribute in self.built else None
+        maker = self.members.get(self.made_by.get(attribute))
+        if maker is not None and isinstance(maker.node, FUNCTIONS):
+            made = [self._class_called(maker.module, node) for node in _returned(maker.node)]
+            return ModelClass(self.tree, *made[0]) if len(made) == 1 and made[0] is not None else None
+        if attribute in self.built:
+            return ModelClass(self.tree, *self.built[attribute])
+        member = self.members.get(attribute)
+        if member is not None and member.kind == "property":
+            returned = _returned(member.node)
+            if (
+                len(returned) == 1
+                and isinstance(returned[0], ast.Attribute)
+                and returned[0].attr != attribute
+            ):
+                return self.attribute_class(returned[0].attr)
+        return None
 
     def misfit(self, name, call):
         """Say how a call does not fit the signature of method `name`; None if it fits or cannot be told."""
@@ -231,7 +266,7 @@ class ModelClass:
             call is None
             or member is None
             or member.kind != "method"
-            or not isinstance(member.node, _FUNCTIONS)
+            or not isinstance(member.node, FUNCTIONS)
         ):
             return None
         spec = member.node.args
@@ -254,7 +289,7 @@ class ModelClass:
     def is_stub(self, name):
         """Tell whether method `name` only raises NotImplementedError."""
         member = self.members.get(name)
-        if member is None or not isinstance(member.node, _FUNCTIONS):
+        if member is None or not isinstance(member.node, FUNCTIONS):
             return False
         body = [
             n for n in member.node.body if not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))
@@ -274,6 +309,23 @@ def dotted(node):
     if not isinstance(node, ast.Name):
         return None
     return ".".join([node.id, *parts[::-1]])
+
+
+def _copes_without(function, name):
+    """Tell whether a method looks first whether there is something of that name to call, and goes on if not."""
+    nodes = list(ast.walk(function))
+    probes = [n for n in nodes if _is_call_of(n, "hasattr") and getattr(n.args[-1], "value", None) == name]
+    return bool(probes) and not any(isinstance(n, ast.Raise) for n in nodes)
+
+
+def _first(function):
+    return function.args.args[0].arg
+
+
+def _returned(function):
+    return [
+        node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value is not None
+    ]
 
 
 def _is_name(node, name):
