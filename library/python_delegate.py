@@ -247,18 +247,17 @@ def remove_bytecode(*paths):
                 os.unlink(os.path.join(cache, name))
 
 
-def replace(module, plan, given_path):
-    """Write the new bytes beside the file and rename them over it; the file is never seen half-written."""
+def replace(module, plan, given_path, accessed):
+    """Write the new bytes beside the file and rename them over it; `accessed` is its atime in ns."""
     path = plan.path
     temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.python_delegate")
     with contextlib.suppress(FileNotFoundError):
         # Left by a run that was killed; it cannot be in use, as this run holds the lock.
         os.unlink(temporary)
-    old = os.stat(path)
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
             # atomic_move leaves the mode as it is where it may not give the file to its old owner.
-            os.fchmod(out.fileno(), stat.S_IMODE(old.st_mode))
+            os.fchmod(out.fileno(), stat.S_IMODE(os.stat(path).st_mode))
             out.write(plan.after)
             out.flush()
             os.fsync(out.fileno())
@@ -278,7 +277,7 @@ def replace(module, plan, given_path):
             os.unlink(temporary)
     with contextlib.suppress(PermissionError):
         # atomic_move sets both times to now.
-        os.utime(path, ns=(old.st_atime_ns, os.stat(path).st_mtime_ns))
+        os.utime(path, ns=(accessed, os.stat(path).st_mtime_ns))
 
 
 def make_plan(params):
@@ -286,6 +285,9 @@ def make_plan(params):
     where = (params["path"], params["class_name"], params["delegate"], params["methods"])
     if params["state"] == "absent":
         return plan_absent(*where)
+    if not params["source"]:
+        # required_if takes an explicit null for a value.
+        raise Refusal("source is empty. Expected the file and the class behind the delegate. Name them.")
     return plan_present(*where, params["source"]["path"], params["source"]["class_name"])
 
 
@@ -307,6 +309,8 @@ def summarise(plan):
 def run(module):
     """Plan, and unless in check mode write; return the result for exit_json."""
     params = module.params
+    # Before the first look, which is an access.
+    accessed = os.stat(params["path"]).st_atime_ns if os.path.exists(params["path"]) else None
     plan = make_plan(params)
     changed = plan.before != plan.after
     result = {"changed": changed}
@@ -320,7 +324,7 @@ def run(module):
                 if changed:
                     if params["backup"]:
                         result["backup_file"] = module.backup_local(plan.path)
-                    replace(module, plan, params["path"])
+                    replace(module, plan, params["path"], accessed)
     result.update(
         path=plan.path,
         methods=plan.methods,
@@ -367,8 +371,8 @@ def main():
     except Exception as exc:
         # atomic_move raises a bare Exception; whatever it was, the rename is the last step that can fail.
         module.fail_json(
-            msg=f"{module.params['path']} was not edited: {exc}. Expected to write a new file beside it and to "
-            "rename it. See that the file system has room and allows it, and run the task again.",
+            msg=f"{module.params['path']} was not edited: {exc}. Expected to write a new file beside it and "
+            "to rename it. See that the file system has room and allows it, and run the task again.",
         )
     module.exit_json(**result)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import collections
 import errno
-import io
 import os
 import platform
 import re
@@ -56,7 +55,8 @@ class SourceFile:
                 "source. Restore the file from its package."
             )
         try:
-            encoding = tokenize.detect_encoding(io.BytesIO(self.raw).readline)[0]
+            lines = iter(self.lines)
+            encoding = tokenize.detect_encoding(lambda: next(lines, b""))[0]
             return encoding, self.raw.decode(encoding)
         except (SyntaxError, UnicodeDecodeError, LookupError) as exc:
             raise Refusal(

@@ -28,7 +28,8 @@ if fault == "kill_before_write":
 elif fault == "kill_before_rename":
     AnsibleModule.atomic_move = kill
 elif fault == "kill_after_rename":
-    os.utime = kill
+    move = AnsibleModule.atomic_move
+    AnsibleModule.atomic_move = lambda *args: (move(*args), kill())
 elif fault == "no_room":
     # The kernel refuses the write, as it does on a full disk.
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
