@@ -1,0 +1,472 @@
+# Copyright: the sglang-kit contributors
+# SPDX-License-Identifier: Apache-2.0
+"""The module as a whole, with the real hub client, against the lab's hub on loopback."""
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import time
+import types
+
+import hf_snapshot
+import pytest
+from ansible.module_utils.sglang_kit import snapshot_store, snapshot_transfer
+from ansible.module_utils.testing import patch_module_args
+from hub_server import HubServer
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+REPO = "org/tiny"
+WEIGHTS = bytes(range(256)) * 12000
+FILES = {
+    "config.json": b'{"model_type": "kimi_k25"}\n',
+    "chat_template.jinja": b"{{ messages }}",
+    "code/tokenization.py": b"pass\n",
+    "tiktoken.model": b"IQ== 0\n" * 1000,
+    "model-00001-of-000002.safetensors": WEIGHTS,
+    "model-00002-of-000002.safetensors": WEIGHTS[::-1],
+    "training_state.pt": b"\x80\x04N.",
+}
+KEPT = {path: content for path, content in FILES.items() if path != "training_state.pt"}
+# Where the shards' bytes come from, as the hub's fault rules see it.
+FIRST_SHARD, SECOND_SHARD = "_cdn.*model-00001", "_cdn.*model-00002"
+RETURNED = ("changed", "path", "revision", "files", "bytes", "fetched_bytes")
+# Runs the module in a process of its own, which can be killed; arguments on standard input.
+PROCESS = f"""
+import json, sys
+import ansible.module_utils
+ansible.module_utils.__path__.append({str(ROOT / "module_utils")!r})
+sys.path.insert(0, {str(ROOT / "library")!r})
+import hf_snapshot
+from ansible.module_utils.testing import patch_module_args
+with patch_module_args(json.load(sys.stdin)):
+    hf_snapshot.main()
+"""
+
+
+def write(folder, files):
+    for path, content in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    older = write(tmp_path_factory.mktemp("older"), {"config.json": b"{}\n"})
+    newer = write(tmp_path_factory.mktemp("newer"), FILES)
+    with HubServer((REPO, older), (REPO, newer)) as hub:
+        yield hub
+
+
+@pytest.fixture
+def hub(server):
+    yield server
+    server.order(rules=[], token=None, page=1000, clear_log=True)
+
+
+@pytest.fixture
+def run(hub, tmp_path, capsys):
+    """Return a function that runs the module and returns what it prints."""
+
+    def run_module(check=False, **arguments):
+        parameters = arguments_for(hub, tmp_path, **arguments)
+        with patch_module_args(dict(parameters, _ansible_check_mode=check)), pytest.raises(SystemExit):
+            hf_snapshot.main()
+        return json.loads(capsys.readouterr().out)
+
+    return run_module
+
+
+def arguments_for(hub, tmp_path, **arguments):
+    defaults = {
+        "repo_id": REPO,
+        "revision": hub.revisions[REPO],
+        "dest": str(tmp_path / "models"),
+        "endpoint": hub.url,
+        "timeout": 20,
+    }
+    return {**defaults, **arguments}
+
+
+def final(hub, tmp_path):
+    return tmp_path / "models" / REPO / hub.revisions[REPO]
+
+
+def contents(folder):
+    found = {str(path.relative_to(folder)): path for path in folder.rglob("*") if not path.is_dir()}
+    return {name: path.read_bytes() for name, path in found.items() if name != "manifest.json"}
+
+
+def downloads(hub):
+    """Return how often each file's content was sent, by name."""
+    sent = [entry["path"].rpartition("/")[2] for entry in hub.log() if is_download(entry)]
+    return {name: sent.count(name) for name in sorted(set(sent))}
+
+
+def is_download(entry):
+    in_repo = "/resolve/" in entry["path"] or "/_cdn/" in entry["path"]
+    return in_repo and entry["method"] == "GET" and entry["status"] in (200, 206)
+
+
+def wait_for(condition, what):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def process(hub, tmp_path, **arguments):
+    """Start the module beside the test; it is killed at the end if it still runs."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", PROCESS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        child.stdin.write(json.dumps(arguments_for(hub, tmp_path, **arguments)))
+        child.stdin.close()
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+def partial_bytes(folder):
+    return sum(path.stat().st_size for path in folder.rglob("*.incomplete"))
+
+
+# -- the ordinary way
+
+
+def test_fetches_everything_but_pickles_under_the_commits_name(run, hub, tmp_path):
+    result = run()
+    folder = final(hub, tmp_path)
+    assert contents(folder) == KEPT
+    size = sum(map(len, KEPT.values()))
+    assert {
+        name: result[name] for name in ("changed", "path", "revision", "files", "bytes", "fetched_bytes")
+    } == {
+        "changed": True,
+        "path": str(folder),
+        "revision": hub.revisions[REPO],
+        "files": len(KEPT),
+        "bytes": size,
+        "fetched_bytes": size,
+    }
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert sorted(manifest["files"]) == sorted(KEPT)
+    assert [path.name for path in folder.parent.iterdir() if path.name != ".lock"] == [folder.name]
+
+
+def test_files_are_real_and_read_only(run, hub, tmp_path):
+    run()
+    folder = final(hub, tmp_path)
+    found = [folder, *folder.rglob("*")]
+    assert not any(path.is_symlink() for path in found)
+    assert {path.stat().st_mode & 0o777 for path in found if path.is_dir()} == {0o555}
+    assert {path.stat().st_mode & 0o777 for path in found if path.is_file()} == {0o444}
+    assert {path.stat().st_uid for path in found} == {os.getuid()}
+
+
+def test_second_run_asks_nobody(run, hub):
+    run()
+    hub.order(clear_log=True)
+    result = run()
+    assert (result["changed"], result["fetched_bytes"], result["files"]) == (False, 0, len(KEPT))
+    assert hub.log() == []
+
+
+def test_listing_in_pages_is_read_to_its_end(run, hub, tmp_path):
+    hub.order(page=2)
+    run()
+    assert contents(final(hub, tmp_path)) == KEPT
+
+
+def test_branch_is_resolved_and_reported(hub, tmp_path):
+    with process(hub, tmp_path, revision="main") as child:
+        result = json.loads(child.stdout.read())
+    pinned = hub.revisions[REPO]
+    assert (result["revision"], result["path"]) == (pinned, str(final(hub, tmp_path)))
+    warning = f"main of {REPO} may move; to stay with what it is now, pin {pinned}"
+    assert warning in json.dumps(result["warnings"])
+
+
+def test_token_is_sent_from_its_file_and_shown_nowhere(run, hub, tmp_path):
+    hub.order(token="hf_right")
+    (tmp_path / "token").write_text("hf_right\n")
+    result = run(token_file=str(tmp_path / "token"))
+    assert result["changed"] is True
+    assert "hf_right" not in json.dumps(result)
+
+
+# -- what is there already
+
+
+def test_check_mode_shows_the_plan_and_writes_nothing(run, hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(hf_snapshot, "client_missing", lambda: "no client on a fresh node")
+    result = run(check=True)
+    size = sum(map(len, KEPT.values()))
+    assert (result["changed"], result["to_fetch"]) == (True, {"files": len(KEPT), "bytes": size})
+    assert result["free_bytes"] > 0
+    assert result["path"] == str(final(hub, tmp_path))
+    assert result["diff"]["before"] == ""
+    assert [line.split()[0] for line in result["diff"]["after"].splitlines()] == sorted(KEPT)
+    assert not (tmp_path / "models").exists()
+    assert downloads(hub) == {}
+
+
+@pytest.mark.parametrize("verify", ["fast", "full"])
+def test_only_the_missing_file_is_fetched_again(run, hub, tmp_path, verify):
+    run()
+    (final(hub, tmp_path) / "config.json").unlink()
+    hub.order(clear_log=True)
+    assert run(check=True, verify=verify)["to_fetch"]["files"] == 1
+    result = run(verify=verify)
+    assert (result["changed"], result["fetched_bytes"]) == (True, len(KEPT["config.json"]))
+    assert downloads(hub) == {"config.json": 1}
+    assert contents(final(hub, tmp_path)) == KEPT
+    assert run()["changed"] is False
+
+
+def test_wrong_bytes_of_the_right_size_and_time_are_found_by_full(run, hub, tmp_path):
+    run()
+    shard = final(hub, tmp_path) / "model-00002-of-000002.safetensors"
+    before = shard.stat()
+    shard.chmod(0o644)
+    shard.write_bytes(b"\0" * before.st_size)
+    os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert run()["changed"] is False
+    hub.order(clear_log=True)
+    assert run(check=True, verify="full")["to_fetch"] == {"files": 1, "bytes": len(WEIGHTS)}
+    assert run(verify="full")["changed"] is True
+    assert downloads(hub) == {shard.name: 1}
+    assert contents(final(hub, tmp_path)) == KEPT
+
+
+def test_another_choice_of_files_keeps_what_is_there(run, hub, tmp_path):
+    run(allow_patterns=["*.json", "*.safetensors"])
+    assert sorted(contents(final(hub, tmp_path))) == [
+        name for name in sorted(KEPT) if "json" in name or "safe" in name
+    ]
+    hub.order(clear_log=True)
+    run()
+    assert downloads(hub) == {"chat_template.jinja": 1, "tiktoken.model": 1, "tokenization.py": 1}
+    assert contents(final(hub, tmp_path)) == KEPT
+
+
+def test_files_put_there_by_hand_are_taken_over_if_they_are_right(run, hub, tmp_path):
+    write(final(hub, tmp_path), {**KEPT, "config.json": b'{"model_type": "kimi_k26"}\n', "note.txt": b"mine"})
+    run()
+    assert downloads(hub) == {"config.json": 1}
+    assert contents(final(hub, tmp_path)) == KEPT
+
+
+# -- what goes wrong
+
+
+def test_wrong_byte_is_caught_and_the_file_fetched_again(run, hub, tmp_path):
+    hub.order(rules=[{"path": FIRST_SHARD, "method": "GET", "do": "corrupt", "after": 70000, "times": 1}])
+    result = run()
+    assert result["fetched_bytes"] == result["bytes"] + len(WEIGHTS)
+    assert downloads(hub)["model-00001-of-000002.safetensors"] == 2
+    assert contents(final(hub, tmp_path)) == KEPT
+
+
+@pytest.mark.parametrize(
+    ("path", "digest"), [("model-00001-of-000002.safetensors", "sha256"), ("config.json", "git blob id")]
+)
+def test_file_that_stays_wrong_fails_and_nothing_gets_the_final_name(run, hub, tmp_path, path, digest):
+    hub.order(rules=[{"path": path, "method": "GET", "do": "corrupt", "after": 5}])
+    result = run()
+    assert result["failed"] is True
+    assert result["msg"].startswith(f"1 of 6 files came wrong twice, first {path}: {digest} ")
+    assert "try another endpoint" in result["msg"]
+    assert not final(hub, tmp_path).exists()
+    hub.order(rules=[], clear_log=True)
+    assert run()["fetched_bytes"] == len(KEPT[path])
+    assert contents(final(hub, tmp_path)) == KEPT
+
+
+@pytest.mark.parametrize("do", ["truncate", "reset"])
+def test_dropped_connection_is_tried_again(run, hub, tmp_path, do):
+    hub.order(rules=[{"path": SECOND_SHARD, "method": "GET", "do": do, "after": 100000, "times": 1}])
+    assert run()["changed"] is True
+    assert contents(final(hub, tmp_path)) == KEPT
+
+
+def test_transfer_without_progress_is_given_up_in_time(run, hub, tmp_path):
+    hub.order(rules=[{"path": SECOND_SHARD, "method": "GET", "do": "stall", "after": 100000, "seconds": 60}])
+    start = time.monotonic()
+    result = run(timeout=2)
+    assert time.monotonic() - start < 15
+    assert f"no byte of {REPO} came from {hub.url} for 2 s" in result["msg"]
+    assert not final(hub, tmp_path).exists()
+
+
+def test_silent_hub_is_given_up_in_time(run, hub):
+    hub.order(rules=[{"path": "/api/", "do": "delay", "seconds": 60}])
+    start = time.monotonic()
+    result = run(timeout=1)
+    assert time.monotonic() - start < 10
+    assert f"no usable answer from the hub at {hub.url}/api/models/{REPO}/tree/" in result["msg"]
+    assert "Check endpoint, name resolution, proxy and firewall on this node: curl" in result["msg"]
+
+
+def test_busy_hub_is_asked_again(run, hub):
+    answer = {"do": "status", "code": 429, "headers": {"Retry-After": "1"}, "times": 1}
+    hub.order(rules=[{"path": "/api/models/.*/tree", **answer}])
+    assert run()["changed"] is True
+
+
+def test_unreachable_hub_names_the_address_and_the_check(run):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        result = run(endpoint=address)
+    assert result["msg"].startswith(f"no usable answer from the hub at {address}/api/models/{REPO}/tree/")
+    assert "Connection refused" in result["msg"]
+
+
+def test_unknown_revision_names_what_main_is(run, hub):
+    for revision in ("f" * 40, "v2"):
+        result = run(revision=revision)
+        assert result["msg"].startswith(f"revision {revision} is not in {REPO} on {hub.url}; its main is")
+        assert hub.revisions[REPO] in result["msg"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "token", "sent"),
+    [
+        ({"repo_id": "org/tinny"}, None, "No token was sent."),
+        ({}, None, "No token was sent."),
+        ({}, "hf_expired", "A token was sent."),
+    ],
+)
+def test_401_lists_what_it_can_mean(run, hub, tmp_path, arguments, token, sent):
+    if "repo_id" not in arguments:
+        hub.order(token="hf_right")
+    if token:
+        (tmp_path / "token").write_text(token)
+        arguments = {**arguments, "token_file": str(tmp_path / "token")}
+    result = run(**arguments)
+    for part in ("answered 401", "misspelt", "private or gated", "expired", sent, "Check the spelling"):
+        assert part in result["msg"]
+    assert "hf_" not in json.dumps(result)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [(None, "cannot be read"), ("", "holds no token"), ("two words", "holds no token")]
+)
+def test_unusable_token_file_is_named(run, tmp_path, content, says):
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_text(content)
+    assert run(token_file=str(path))["msg"].startswith(f"token_file {path} {says}")
+
+
+def test_too_little_space_is_refused_before_the_first_byte(run, hub, tmp_path, monkeypatch):
+    for module in (hf_snapshot, snapshot_store):
+        monkeypatch.setattr(module, "free_bytes", lambda path: 1 << 20)
+    for check in (True, False):
+        result = run(check=check)
+        assert result["msg"].startswith(
+            f"{tmp_path / 'models'} has 1.00 MB free; expected 5.87 MB for 6 files"
+        )
+    assert downloads(hub) == {}
+    assert not (tmp_path / "models").exists()
+
+
+def test_missing_client_says_which_interpreter_to_use(run, monkeypatch):
+    nothing = types.SimpleNamespace(find_spec=lambda name: None)
+    monkeypatch.setattr(snapshot_transfer, "importlib", types.SimpleNamespace(util=nothing))
+    assert "Run this task with the interpreter of the tools environment" in run()["msg"]
+
+
+def test_patterns_that_leave_nothing_are_refused(run):
+    assert "has 7 files and the patterns leave none" in run(allow_patterns=["*.gguf"])["msg"]
+
+
+def test_link_in_the_final_place_is_refused(run, hub, tmp_path):
+    final(hub, tmp_path).parent.mkdir(parents=True)
+    final(hub, tmp_path).symlink_to(tmp_path)
+    assert "is a link or a file; expected a folder" in run()["msg"]
+
+
+# -- interrupted, and two at once
+
+
+def test_killed_run_leaves_no_snapshot_and_the_next_one_completes(run, hub, tmp_path):
+    staging = final(hub, tmp_path).parent / f".{hub.revisions[REPO]}.partial"
+    rule = {"path": SECOND_SHARD, "method": "GET", "do": "stall", "after": 2 << 20, "seconds": 60}
+    hub.order(rules=[rule])
+    with process(hub, tmp_path) as child:
+        # Nothing is written of the stalled file before the client's buffer is full.
+        wait_for(
+            lambda: (
+                (staging / "model-00001-of-000002.safetensors").exists()
+                and list(staging.rglob("*.incomplete"))
+            ),
+            "the first shard and the start of the second",
+        )
+        child.kill()
+    assert not final(hub, tmp_path).exists()
+    hub.order(rules=[], clear_log=True)
+    result = run()
+    assert result["changed"] is True
+    assert contents(final(hub, tmp_path)) == KEPT
+    assert "model-00001-of-000002.safetensors" not in downloads(hub), "a finished file was fetched again"
+    assert not staging.exists()
+
+
+def test_killed_run_stops_writing(hub, tmp_path):
+    staging = final(hub, tmp_path).parent / f".{hub.revisions[REPO]}.partial"
+    hub.order(rules=[{"path": SECOND_SHARD, "method": "GET", "do": "stall", "after": 100, "seconds": 60}])
+    with process(hub, tmp_path) as child:
+        wait_for(lambda: list(staging.rglob("*.incomplete")), "the start of the transfer")
+        children = pathlib.Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
+        assert len(children) == 1
+        child.kill()
+        wait_for(lambda: not pathlib.Path("/proc", children[0]).exists(), "the end of the orphan")
+
+
+def test_second_run_at_once_is_refused_and_names_the_first(run, hub, tmp_path):
+    hub.order(rules=[{"path": SECOND_SHARD, "method": "GET", "do": "stall", "after": 100, "seconds": 3}])
+    lock = final(hub, tmp_path).parent / ".lock"
+    with process(hub, tmp_path) as child:
+        wait_for(lambda: lock.exists() and lock.read_text(), "the first run's lock")
+        result = run()
+        assert result["msg"].startswith(f"process {child.pid} on this node is already fetching {REPO}")
+        assert json.loads(child.stdout.read())["changed"] is True
+    assert run()["changed"] is False
+    assert contents(final(hub, tmp_path)) == KEPT
+
+
+def test_run_that_waited_its_turn_finds_the_work_done(run, hub, tmp_path, monkeypatch):
+    """Between its plan and its lock another run finishes."""
+    lock = snapshot_store.Store.lock
+
+    @contextlib.contextmanager
+    def late_lock(store):
+        monkeypatch.undo()
+        with process(hub, tmp_path) as child:
+            assert json.loads(child.stdout.read())["changed"] is True
+        hub.order(clear_log=True)
+        with lock(store):
+            yield
+
+    monkeypatch.setattr(snapshot_store.Store, "lock", late_lock)
+    assert run()["changed"] is False
+    assert hub.log() == []
+
+
+def test_lock_goes_with_its_holder(hub, tmp_path):
+    store = snapshot_store.Store(str(tmp_path), REPO, hub.revisions[REPO])
+    with store.lock():
+        pass
+    with (tmp_path / REPO / ".lock").open() as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
