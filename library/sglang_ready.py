@@ -68,7 +68,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 verdict:
-  description: "C(up), C(wrong) (healthy, but no tokens), C(dead), C(stalled), C(late) or C(absent)."
+  description: "C(up), C(wrong) (no tokens), C(dead), C(gone) (stopped), C(stalled), C(late) or C(absent)."
   returned: when it waited
   type: str
 waited_s:

@@ -13,7 +13,7 @@ GRACE_S = 5.0
 # systemd holds it for started, but its health endpoint does not say 200.
 UNHEALTHY_S = 120.0
 
-# kind: "up", "wrong", "dead", "stalled", "late", "absent". text: one sentence.
+# kind: "up", "wrong", "dead", "gone", "stalled", "late", "absent". text: what is so, in a few words.
 Verdict = namedtuple("Verdict", ["kind", "text"])
 
 
@@ -44,7 +44,7 @@ class Watch:
             return Verdict("absent", "the unit is masked")
         ended = self._ended(unit, now)
         if ended:
-            return Verdict("dead", ended)
+            return ended
         if self.invocation and unit["active_state"] == "active" and observation["http"]["listening"]:
             return Verdict("up", "the unit is active and the port is open")
         return self._patience(observation, now)
@@ -62,38 +62,43 @@ class Watch:
         return None
 
     def _ended(self, unit, now):
-        """Follow the unit's run; return why it is at an end (str), or None."""
+        """Follow the unit's run; return how it came to an end (Verdict), or None."""
         state, invocation = unit["active_state"], unit["invocation"]
         if self.invocation is None:
-            if state == "deactivating" or (self.previous and invocation == self.previous):
-                return None
-            if unit["sub_state"] == "auto-restart":
-                self.invocation = invocation
-                return "it died, and systemd is about to start it again"
-            if state in ("activating", "active"):
-                self.invocation, self._restarts = invocation, unit["restarts"]
-                return None
-            if now - self._began < GRACE_S:
-                return None
-            self.invocation = invocation
-            return "it is not running" if state == "inactive" else "it has failed"
+            return self._find_run(unit, now)
         if unit["sub_state"] == "auto-restart" or unit["restarts"] > self._restarts:
-            return "it died, and systemd starts it again"
-        if state == "failed":
-            return "it died"
+            return Verdict("dead", "it died (systemd starts it again)")
+        if state == "failed" or (state == "deactivating" and unit["result"] != "success"):
+            return Verdict("dead", "it died")
         if state == "inactive":
-            return "it was stopped"
-        if state == "deactivating":
-            return "it died" if unit["result"] != "success" else None
-        if invocation and invocation != self.invocation:
-            return "it was replaced by another start"
+            return Verdict("gone", "it was stopped")
+        if state != "deactivating" and invocation != self.invocation:
+            return Verdict("gone", "it was replaced by another start")
+        return None
+
+    def _find_run(self, unit, now):
+        """Find the run to watch: not the previous one, nor one that is just ending."""
+        state, invocation = unit["active_state"], unit["invocation"]
+        alive = state in ("activating", "active", "deactivating")
+        if state == "deactivating" or (alive and self.previous and invocation == self.previous):
+            return None
+        if unit["sub_state"] == "auto-restart":
+            self.invocation = invocation
+            return Verdict("dead", "it died (systemd starts it again)")
+        if alive:
+            self.invocation, self._restarts = invocation, unit["restarts"]
+        elif now - self._began >= GRACE_S:
+            self.invocation = invocation
+            if state == "failed":
+                return Verdict("dead", "it has failed")
+            return Verdict("gone", "it is not running")
         return None
 
     def _patience(self, observation, now):
         start = observation["start"]
         limit = self.stall_s.get(start["phase"])
         if self.invocation and limit is not None and start["progress_age_s"] > limit:
-            text = f"no progress for {start['progress_age_s']:.0f} s, while {limit:.0f} s are allowed"
+            text = f"no progress for {start['progress_age_s']:.0f} s (allowed: {limit:.0f} s)"
             return Verdict("stalled", text)
         if now - self._began > self.budget_s:
             return Verdict("late", f"it is not up after {self.budget_s:.0f} s")
@@ -102,7 +107,7 @@ class Watch:
 
 def how_it_ended(unit):
     """Say how the main process ended, in systemd's terms (str)."""
-    if unit["result"] in ("timeout", "oom-kill", "watchdog", "resources", "protocol"):
+    if unit["result"] not in ("success", "exit-code", "signal", "core-dump"):
         return f"systemd says {unit['result']}"
     if unit["exit_code"] in (2, 3):
         return f"killed by signal {unit['exit_status']}"

@@ -109,9 +109,9 @@ class ActionModule(ActionBase):
         telling = diagnoses.telling_lines(lines)
         text = [f"{self.args['unit']} on {self.host}: {verdict.text}"]
         if start["phase"] and start["phase"] != "serving":
-            text[0] += ", while " + start["described"]
+            text[0] += " while " + start["described"]
         if verdict.kind == "dead":
-            text[0] += f" ({gate.how_it_ended(unit)})"
+            text[0] += ": " + gate.how_it_ended(unit)
         for entry in causes:
             text += ["Cause: " + entry["cause"], "Remedy: " + entry["remedy"]]
         if not causes and verdict.kind in ("dead", "stalled"):

@@ -1,0 +1,141 @@
+"""The diagnoses as data: well-formed, and right about real logs."""
+
+import pathlib
+import re
+
+import pytest
+import yaml
+from ansible.module_utils.sglang_kit.diagnoses import CONDITIONS, diagnose, telling_lines
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LOGS = pathlib.Path(__file__).parent / "data" / "logs"
+DIAGNOSES = yaml.safe_load((ROOT / "roles/sglang_gate/vars/main/diagnoses.yml").read_text())[
+    "__sglang_gate_diagnoses"
+]
+
+
+def unit(status=137, result="exit-code"):
+    return {"exit_status": status, "result": result, "exit_code": 1}
+
+
+def lines_of(name):
+    return (LOGS / name).read_text(encoding="utf-8").split("\n")
+
+
+def causes(lines, **ended):
+    return [entry["id"] for entry in diagnose(DIAGNOSES, unit(**ended), lines)]
+
+
+# What a person would name, given the whole log and how it ended.
+@pytest.mark.parametrize(
+    "name, status, expected",
+    [
+        ("0.5.9-cpu-methods-missing.log", 137, "eagle3_methods_missing"),
+        ("0.5.17-method-missing.log", 137, "eagle3_methods_missing"),
+        ("0.5.9-cpu-no-triton-driver.log", 137, "no_cpu_path"),
+        ("0.5.17-truncated-shard.log", 137, "shard_truncated"),
+        ("0.5.17-missing-shard.log", 137, "shard_missing"),
+        ("0.5.17-drafter-missing.log", 1, "model_path_missing"),
+        ("0.5.17-drafter-without-config.log", 1, "model_config_missing"),
+        ("0.5.17-gpu-memory-held.log", 137, "gpu_memory_held"),
+        ("0.5.17-package-missing.log", 137, "package_missing"),
+        ("0.5.17-port-taken.log", 3, "port_taken"),
+        ("0.5.17-tp2-scheduler-killed.log", 137, "child_killed"),
+    ],
+)
+def test_the_cause_of_a_real_death(name, status, expected):
+    assert causes(lines_of(name), status=status) == [expected]
+
+
+@pytest.mark.parametrize(
+    "lines, ended, expected",
+    [
+        (["launch_server.py: error: unrecognized arguments: --bogus"], {"status": 2}, ["wrong_argument"]),
+        (["launch_server.py: error: unrecognized arguments: --bogus"], {"status": 1}, []),
+        (
+            ["launcher: cannot listen on 127.0.0.1:30000: Address already in use; not started"],
+            {"status": 1},
+            ["port_taken"],
+        ),
+        (
+            ["launcher: cannot start /opt/sglang/releases/r1/engine/bin/python: No such file or directory"],
+            {"status": 127},
+            ["engine_missing"],
+        ),
+        ([], {"status": 137}, ["killed"]),
+        ([], {"status": 0, "result": "oom-kill"}, ["memory_limit"]),
+        ([], {"status": 0, "result": "timeout"}, ["start_timed_out"]),
+        ([], {"status": 0, "result": "start-limit-hit"}, ["start_limit"]),
+        ([], {"status": 1}, []),
+    ],
+)
+def test_other_deaths(lines, ended, expected):
+    assert causes(lines, **ended) == expected
+
+
+def test_two_causes_are_named_the_more_specific_first():
+    lines = [
+        "PermissionError: [Errno 13] Permission denied: '/srv/models/x'",
+        "safetensors_rust.SafetensorError: Error while deserializing header: incomplete metadata",
+    ]
+    assert causes(lines) == ["shard_truncated", "no_permission"]
+
+
+def test_a_start_that_serves_fits_no_cause():
+    for name in ("0.5.21-cpu-serves-then-sigterm.log", "0.5.17-load-32-shards.log"):
+        assert causes(lines_of(name), status=0, result="success") == []
+
+
+def test_the_matched_line_is_handed_on():
+    found = diagnose(DIAGNOSES, unit(), lines_of("0.5.17-missing-shard.log"))
+    assert "references 1 shard file(s) missing" in found[0]["line"]
+
+
+@pytest.mark.parametrize("entry", DIAGNOSES, ids=lambda entry: entry["id"])
+def test_each_entry_is_complete(entry):
+    assert {"id", "cause", "remedy", "source"} <= set(entry)
+    assert set(entry) - {"id", "cause", "remedy", "source"} <= set(CONDITIONS)
+    assert set(entry) & set(CONDITIONS)
+    re.compile(entry.get("match", ""))
+
+
+def test_ids_are_unique():
+    ids = [entry["id"] for entry in DIAGNOSES]
+    assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize(
+    "name, first, says",
+    [
+        (
+            "0.5.9-cpu-methods-missing.log",
+            "Scheduler hit an exception",
+            "has no attribute 'set_eagle3_layers",
+        ),
+        ("0.5.17-truncated-shard.log", "Scheduler hit an exception", "incomplete metadata"),
+        ("0.5.17-drafter-missing.log", "Traceback", "OSError: We couldn't connect"),
+        ("0.5.17-tp2-scheduler-killed.log", "TP1] Scheduler hit an exception", "Connection reset by peer"),
+    ],
+)
+def test_the_telling_lines_are_the_exception(name, first, says):
+    telling = telling_lines(lines_of(name))
+    assert first in telling[0]
+    assert any(says in line for line in telling)
+    assert len(telling) <= 10
+
+
+def test_without_an_exception_the_last_lines_tell():
+    telling = telling_lines(lines_of("0.5.17-port-taken.log"))
+    assert any("[Errno 98]" in line for line in telling)
+    assert not any("kill_process_tree" in line for line in telling)
+
+
+def test_a_traceback_that_every_start_may_have_tells_nothing():
+    # Without a warm-up the engine posts /freeze_gc to itself too early, and logs that at length.
+    telling = telling_lines(lines_of("0.5.21-cpu-serves-then-sigterm.log"))
+    assert not any("freeze_gc" in line for line in telling)
+    assert "Finished server process" in telling[-1]
+
+
+def test_no_lines_tell_nothing():
+    assert telling_lines([]) == []

@@ -1,0 +1,162 @@
+"""The judgement over a row of observations, in simulated time."""
+
+import pytest
+from ansible.module_utils.sglang_kit import gate
+
+
+def observation(state="activating", sub="start", phase="loading_weights", age=0.0, **unit):
+    fields = {
+        "exists": True,
+        "load_state": "loaded",
+        "active_state": state,
+        "sub_state": sub,
+        "result": "success",
+        "exit_code": 0,
+        "exit_status": 0,
+        "restarts": 0,
+        "main_pid": 100,
+        "invocation": "one",
+        "age_s": 60.0,
+    }
+    listening = unit.pop("listening", False)
+    fields.update(unit)
+    return {
+        "unit": fields,
+        "start": {"phase": phase, "described": "loading weights", "progress_age_s": age, "bar": None},
+        "http": {"listening": listening},
+    }
+
+
+UP = observation("active", "running", "serving", listening=True)
+
+
+def watched(**options):
+    """Return a watch that has found its run."""
+    watch = gate.Watch(3600, **options)
+    assert watch.judge(observation(), 0) is None
+    assert watch.invocation == "one"
+    return watch
+
+
+def test_a_twenty_minute_load_with_progress_is_waited_for():
+    watch = watched()
+    for second in range(2, 1200, 2):
+        assert watch.judge(observation(age=8.0), second) is None
+    assert watch.judge(UP, 1200).kind == "up"
+
+
+def test_an_open_port_while_systemd_still_starts_it_is_not_up():
+    assert watched().judge(observation(listening=True), 2) is None
+
+
+def test_a_closed_port_is_no_failure():
+    assert watched().judge(observation("active", "running", "loading_weights"), 2) is None
+
+
+@pytest.mark.parametrize(
+    "seen, kind, text",
+    [
+        (observation("failed", "failed", result="exit-code"), "dead", "it died"),
+        (observation("activating", "auto-restart"), "dead", "it died (systemd starts it again)"),
+        (observation(restarts=1, invocation="two"), "dead", "it died (systemd starts it again)"),
+        (observation("deactivating", "final-sigterm", result="exit-code"), "dead", "it died"),
+        (observation("inactive", "dead", invocation=""), "gone", "it was stopped"),
+        (observation(invocation="two"), "gone", "it was replaced by another start"),
+        (observation(exists=False, load_state="not-found"), "absent", "the node has no such unit"),
+        (observation(load_state="masked"), "absent", "the unit is masked"),
+    ],
+)
+def test_an_end_is_seen_in_the_first_observation_of_it(seen, kind, text):
+    assert watched().judge(seen, 2) == gate.Verdict(kind, text)
+
+
+def test_a_run_that_is_being_stopped_is_waited_for():
+    assert watched().judge(observation("deactivating", "stop-sigterm"), 2) is None
+
+
+def test_restarts_of_earlier_days_do_not_count():
+    watch = gate.Watch(3600)
+    assert (
+        watch.judge(observation("active", "running", "serving", restarts=5, listening=True), 0).kind == "up"
+    )
+
+
+def test_a_queued_restart_is_waited_for():
+    watch = gate.Watch(3600, previous="one")
+    assert watch.judge(UP, 0) is None
+    assert watch.judge(observation("deactivating", "stop-sigterm"), 60) is None
+    assert watch.judge(observation(invocation="two"), 64) is None
+    assert watch.invocation == "two"
+    assert watch.judge(dict(UP, unit=dict(UP["unit"], invocation="two")), 70).kind == "up"
+
+
+@pytest.mark.parametrize(
+    "state, kind, text", [("inactive", "gone", "it is not running"), ("failed", "dead", "it has failed")]
+)
+def test_a_unit_that_does_not_run_gets_a_short_grace(state, kind, text):
+    watch = gate.Watch(3600, previous="one")
+    seen = observation(state, "dead", result="start-limit-hit", invocation="one")
+    assert watch.judge(seen, 0) is None
+    assert watch.judge(seen, gate.GRACE_S) == gate.Verdict(kind, text)
+
+
+def test_a_hang_ends_when_its_phase_has_no_patience_left():
+    watch = watched(stall_s={"loading_weights": 90})
+    assert watch.judge(observation(age=89.0), 100) is None
+    assert watch.judge(observation(age=91.0, phase="graph_capture"), 101) is None
+    verdict = watch.judge(observation(age=91.0), 102)
+    assert verdict == gate.Verdict("stalled", "no progress for 91 s (allowed: 90 s)")
+
+
+def test_the_budget_bounds_everything():
+    watch = watched()
+    assert watch.judge(observation(), 3600) is None
+    assert watch.judge(observation(), 3601) == gate.Verdict("late", "it is not up after 3600 s")
+
+
+def test_health_is_given_time_and_then_called_a_stall():
+    watch = watched()
+    assert watch.see_health(503, 10) is None
+    assert watch.see_health(None, 70) is None
+    assert watch.see_health(200, 80).kind == "up"
+    watch = watched()
+    assert watch.see_health(503, 10) is None
+    assert watch.see_health(503, 131) == gate.Verdict(
+        "stalled", "it is started, but its health endpoint says 503 for 120 s"
+    )
+
+
+@pytest.mark.parametrize(
+    "unit, text",
+    [
+        ({"result": "exit-code", "exit_code": 1, "exit_status": 137}, "exit status 137"),
+        ({"result": "signal", "exit_code": 2, "exit_status": 9}, "killed by signal 9"),
+        ({"result": "timeout", "exit_code": 1, "exit_status": 0}, "systemd says timeout"),
+        ({"result": "start-limit-hit", "exit_code": 1, "exit_status": 0}, "systemd says start-limit-hit"),
+    ],
+)
+def test_how_it_ended(unit, text):
+    assert gate.how_it_ended(unit) == text
+
+
+def test_the_progress_line():
+    seen = observation(age_s=190.2)
+    assert gate.progress_line(seen) == "loading weights, 3m10s"
+    seen["start"]["bar"] = {"remaining_s": 80}
+    assert gate.progress_line(seen) == "loading weights, 3m10s, about 1m20s left"
+    stopped = observation("inactive", "dead", main_pid=0)
+    assert gate.progress_line(stopped) == "the unit is inactive (dead)"
+
+
+def test_phase_times_end_with_serving_or_now():
+    history = [
+        {"phase": "starting", "part": None, "at": 100.0},
+        {"phase": "loading_weights", "part": "target", "at": 110.0},
+    ]
+    assert gate.phase_times(history, 130.0) == [
+        {"phase": "starting", "part": None, "seconds": 10.0},
+        {"phase": "loading_weights", "part": "target", "seconds": 20.0},
+    ]
+    history.append({"phase": "serving", "part": "target", "at": 125.0})
+    assert gate.phase_times(history, 999.0)[-1]["seconds"] == 15.0
+    assert len(gate.phase_times(history, 999.0)) == 2
