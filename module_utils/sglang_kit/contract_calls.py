@@ -28,6 +28,7 @@ SPECULATION = re.compile(r"spec_algo|speculative", re.IGNORECASE)
 HOOK = re.compile(r"^(set_eagle\w*|get_embed_and_head\w*|set_\w*(aux_hidden|layers_to_capture)\w*)$")
 _MODEL = re.compile(r"\.model\b|\btarget_model\b|\b(set_eagle|get_embed_and_head|set_\w*layers_to_capture)")
 _SEED = re.compile(r"eagle|aux_hidden|embed_and_head|layers_to_capture", re.IGNORECASE)
+_SPEAKS = re.compile(r"model|set_eagle|embed_and_head|layers_to_capture")
 
 MODELS = ("target", "shared", "draft")
 _ASKED = ("target", "shared")
@@ -109,7 +110,7 @@ class _Finder:
         for module in self.seeds:
             lines = self.tree.texts[module.name].splitlines()
             for function in module.functions():
-                if any("model" in line for line in lines[function.lineno - 1 : function.end_lineno]):
+                if any(_SPEAKS.search(line) for line in lines[function.lineno - 1 : function.end_lineno]):
                     self.enqueue(module, function)
         while self.queue:
             function, module = self.queue.popitem()
@@ -135,17 +136,17 @@ class _Finder:
         """Record that instances of class `owner` keep the model in `attribute`."""
         if self.kept.setdefault(owner, {}).get(attribute) != kind:
             self.kept[owner][attribute] = kind
-            for node in ast.walk(owner):
-                if isinstance(node, FUNCTIONS):
-                    self.enqueue(module, node)
+            self._look_again("." + attribute, module)
 
     def returned(self, name, kind):
-        """Record that functions called `name` return the model, and look at those who call them."""
-        if self.returns.get(name) == kind:
-            return
-        self.returns[name] = kind
-        for module in self.seeds:
-            if name + "(" in self.tree.texts[module.name]:
+        """Record that functions called `name` return the model."""
+        if self.returns.get(name) != kind:
+            self.returns[name] = kind
+            self._look_again(name + "(")
+
+    def _look_again(self, text, *modules):
+        for module in {*self.seeds, *modules}:
+            if text in self.tree.texts[module.name]:
                 for function in module.functions():
                     self.enqueue(module, function)
 

@@ -312,7 +312,7 @@ def dotted(node):
 
 
 def _copes_without(function, name):
-    """Tell whether a method looks first whether there is something of that name to call, and goes on if not."""
+    """Tell whether a method looks first whether there is such a thing to call, and goes on if not."""
     nodes = list(ast.walk(function))
     probes = [n for n in nodes if _is_call_of(n, "hasattr") and getattr(n.args[-1], "value", None) == name]
     return bool(probes) and not any(isinstance(n, ast.Raise) for n in nodes)
