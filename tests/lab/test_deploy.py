@@ -1,0 +1,102 @@
+"""The main job on a real host with the real engine: deploy, again, check, upgrade, and deploys that must fail."""
+
+import json
+import time
+
+CHAT = {
+    "model": "kimi-k2.5-tiny",
+    "messages": [{"role": "user", "content": "Hello"}],
+    "max_tokens": 16,
+    "temperature": 0,
+}
+# The cycle checkpoint walks through the printable characters after every prompt.
+CYCLE = "!\"#$%&'()*+,-./0"
+
+
+def gate(node):
+    return json.loads(node.sh("cat /opt/sglang/current/gate.json").stdout)
+
+
+def wait_until(condition, seconds, what):
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, f"never seen: {what}"
+        time.sleep(0.2)
+
+
+def test_check_mode_on_an_empty_host_ends_well_and_changes_nothing(node, play):
+    run = play("deploy.yml", "--check", "--diff")
+    assert run.rc == 0
+    assert run.changed > 0
+    assert node.sh("ls -d /opt/sglang /srv/models /etc/systemd/system/sglang.service; id sglang", check=False).stdout == ""
+
+
+def test_deploy_ends_with_a_served_answer(node, play):
+    run = play("deploy.yml")
+    assert run.rc == 0, run.message
+    assert node.ask("/v1/chat/completions", CHAT)["choices"][0]["message"]["content"] == CYCLE
+    evidence = gate(node)
+    assert evidence["passed"] is True
+    assert evidence["acceptance"]["length"] == 2.0
+    assert "Acceptance length 2.0" in run.stdout
+    assert node.ask("/server_info")["version"] == "0.5.21"
+
+
+def test_second_run_changes_nothing(node, play):
+    before = node.invocation()
+    run = play("deploy.yml")
+    assert (run.rc, run.changed) == (0, 0), run.stdout
+    assert node.invocation() == before
+
+
+def test_check_mode_after_a_deploy_finds_nothing_to_change(node, play):
+    run = play("deploy.yml", "--check", "--diff")
+    assert (run.rc, run.changed) == (0, 0), run.stdout
+
+
+def test_unknown_revision_is_refused_and_the_old_server_serves_on(node, play):
+    before = node.invocation()
+    unknown = "0123456789abcdef0123456789abcdef01234567"
+    run = play("deploy.yml", extra={"model_store_target": {"repo": "lab/Kimi-K2.5-tiny-cycle", "revision": unknown}})
+    assert run.rc != 0
+    assert unknown in run.message
+    assert "main" in run.message, "the message must name what the hub has"
+    assert node.invocation() == before
+    assert node.ask("/v1/chat/completions", CHAT)["choices"][0]["message"]["content"] == CYCLE
+
+
+def test_upgrade_switches_once_and_proves_the_new_release(node, play):
+    before = node.invocation()
+    run = play("deploy.yml", extra={"lab_checkpoint": "echo"})
+    assert run.rc == 0, run.message
+    assert node.invocation() != before
+    assert gate(node)["acceptance"]["length"] == 4.0
+
+
+def test_engine_killed_while_it_loads_fails_the_play_within_seconds(node, play_in_background):
+    before = node.invocation()
+    wait = play_in_background("deploy.yml")
+    # The new start, once its engine process is there.
+    wait_until(lambda: node.invocation() not in ("", before), 180, "the restart")
+    wait_until(
+        lambda: node.sh("pgrep -f '[s]glang.launch_server'", check=False).returncode == 0, 60, "the engine's process"
+    )
+    node.sh("pkill -KILL -f '[s]glang.launch_server'")
+    killed = time.monotonic()
+    run = wait(60)
+    assert time.monotonic() - killed < 15
+    assert run.rc != 0
+    assert "137" in run.message
+    assert "signal" in run.message.lower() or "kill" in run.message.lower(), run.message
+
+
+def test_the_next_deploy_recovers(node, play):
+    run = play("deploy.yml")
+    assert run.rc == 0, run.message
+    assert gate(node)["acceptance"]["length"] == 2.0
+
+
+def test_a_useless_drafter_is_refused(node, play):
+    run = play("deploy.yml", extra={"lab_checkpoint": "random"})
+    assert run.rc != 0
+    assert "speculation" in run.message.lower(), run.message
