@@ -97,7 +97,8 @@ class Watch:
     def _patience(self, observation, now):
         start = observation["start"]
         limit = self.stall_s.get(start["phase"])
-        if self.invocation and limit is not None and start["progress_age_s"] > limit:
+        starting = observation["unit"]["active_state"] == "activating" or start["phase"] != "serving"
+        if self.invocation and starting and limit is not None and start["progress_age_s"] > limit:
             text = f"no progress for {start['progress_age_s']:.0f} s (allowed: {limit:.0f} s)"
             return Verdict("stalled", text)
         if now - self._began > self.budget_s:

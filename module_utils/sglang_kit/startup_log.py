@@ -35,6 +35,8 @@ STALL_SECONDS = {
     "autotune": 1800,
     "graph_capture": 900,
     "warm_up": 660,
+    # The log says so, but the health endpoint does not yet.
+    "serving": 660,
 }
 
 # The launcher's own lines begin with this, and it writes ANSWERS once the server's health endpoint says 200.

@@ -108,6 +108,12 @@ def test_a_hang_ends_when_its_phase_has_no_patience_left():
     assert verdict == gate.Verdict("stalled", "no progress for 91 s (allowed: 90 s)")
 
 
+def test_a_server_that_serves_for_days_without_progress_is_no_hang():
+    watch = watched()
+    assert watch.judge(observation("active", "running", "serving", age=900000.0), 2) is None
+    assert watch.judge(observation("activating", "start", "serving", age=900000.0), 4).kind == "stalled"
+
+
 def test_the_budget_bounds_everything():
     watch = watched()
     assert watch.judge(observation(), 3600) is None

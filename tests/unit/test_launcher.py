@@ -298,7 +298,7 @@ def test_time_is_bought_only_while_there_is_progress(launcher, tmp_path, monkeyp
     sent = []
     monkeypatch.setattr(launcher, "notify", lambda *items: sent.extend(items))
     (tmp_path / "server.yaml").write_text("port: 1\n")
-    it = launcher.Launcher(tmp_path, 1.0, stall_s={"starting": 100, "loading_weights": 50})
+    it = launcher.Launcher(tmp_path, 1.0, stall_s={"starting": 100, "loading_weights": 50, "serving": 30})
     start = it.log.last_progress_at = 1000.0
 
     def asked_at(seconds):
@@ -317,10 +317,16 @@ def test_time_is_bought_only_while_there_is_progress(launcher, tmp_path, monkeyp
     assert asked_at(200)
     assert not asked_at(220)
     assert not asked_at(1200)
+    # the log says that it serves, the health endpoint has not yet
+    it.log.feed("The server is fired up and ready to roll!", start + 1300)
+    it.log.feed("Uvicorn running on http://127.0.0.1:1", start + 1300)
+    assert asked_at(1301)
+    assert not asked_at(1331)
     said = capfd.readouterr().out.splitlines()
     assert said == [
         "launcher: no progress for 100 s while starting",
         "launcher: no progress for 50 s while loading weights 1/119 (1%)",
+        "launcher: no progress for 30 s while serving",
     ]
 
 

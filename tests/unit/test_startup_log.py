@@ -211,4 +211,4 @@ def test_prefix():
 
 
 def test_every_phase_of_a_start_has_a_patience():
-    assert set(STALL_SECONDS) == set(PHASES) - {"serving", "draining"}
+    assert set(STALL_SECONDS) == set(PHASES) - {"draining"}

@@ -354,7 +354,7 @@ class Launcher:
 
     def buy_time(self, now):
         """Extend systemd's start timeout as long as the engine gets on."""
-        limit = self.stall_s.get(self.log.phase, 0)
+        limit = self.stall_s[self.log.phase]
         stalled = now - self.log.last_progress_at > limit
         if stalled and not self._stalled:
             say(f"no progress for {limit:.0f} s while {self.log.describe()}")
