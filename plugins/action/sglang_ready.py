@@ -123,13 +123,16 @@ class ActionModule(ActionBase):
     def probe(self, deaf_until=0.0, **options):
         """Take one observation; outlast a connection that is lost for a while."""
         arguments = {"unit": self.args["unit"], "url": self.args["url"], **options}
+        lost = False
         while True:
             try:
                 return self.execute("sglang_probe", arguments)
             except AnsibleConnectionFailure as error:
                 if time.monotonic() >= deaf_until:
                     raise
-                self.say(f"no connection: {error}")
+                if not lost:
+                    self.say(f"no connection, trying again: {error}")
+                lost = True
                 self._connection.reset()
                 time.sleep(self.args["poll"])
 
