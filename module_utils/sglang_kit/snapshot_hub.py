@@ -82,9 +82,9 @@ class Hub:
             except (OSError, ValueError, http.client.HTTPException) as error:
                 reason = getattr(error, "reason", error)
                 raise snapshot.SnapshotError(
-                    f"no usable answer from the hub {self.endpoint} for {self.repo_id}: {reason}. Expected JSON "
-                    f"within {self.timeout} s. Check endpoint, name resolution, proxy and firewall on this node: "
-                    f"curl -sS '{url}'"
+                    f"no usable answer from the hub {self.endpoint} for {self.repo_id}: {reason}. Expected "
+                    f"JSON within {self.timeout} s. Check endpoint, name resolution, proxy and firewall on "
+                    f"this node: curl -sS '{url}'"
                 ) from error
 
     def _try(self, url, deadline):
