@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 
 from ansible.module_utils.sglang_kit.delegate_source import (
     FUNCTIONS,
@@ -213,13 +214,16 @@ def check_behind(tree, source, classes, delegate, behind):
                 continue
             if found and isinstance(found[1], ast.ClassDef):
                 built.append((line, *found))
-    wanted = (behind[0].path, behind[1].name)
-    for _line, where, cls in built:
-        if wanted in ((w.path, c.name) for w, c in lineage(tree, where, cls)):
-            return
-    if built:
+    if built and not any(_descends(tree, where, cls, behind) for _line, where, cls in built):
         line, where, cls = built[0]
         raise Refusal(
             f"{source.path} line {line}: the delegate {delegate} is a {cls.name} of {where.path}. Expected "
-            f"the class that source names, {wanted[1]} of {wanted[0]}. Correct source."
+            f"the class that source names, {behind[1].name} of {behind[0].path}. Correct source."
         )
+
+
+def _descends(tree, where, cls, wanted):
+    """Whether a class is `wanted` (file, class) or has it among its bases in the tree."""
+    with contextlib.suppress(NotInTree):
+        return any((w.path, c.name) == (wanted[0].path, wanted[1].name) for w, c in lineage(tree, where, cls))
+    return False
