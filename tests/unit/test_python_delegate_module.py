@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import gc
 import importlib.util
 import json
 import os
@@ -46,8 +47,11 @@ def arguments(folder, **more):
 
 def run(folder, capsys, **more):
     """Run the module in this process; return its result."""
-    with patch_module_args(arguments(folder, **more)), pytest.raises(SystemExit):
-        python_delegate.main()
+    try:
+        with patch_module_args(arguments(folder, **more)), pytest.raises(SystemExit):
+            python_delegate.main()
+    finally:
+        gc.enable()
     return json.loads(capsys.readouterr().out)
 
 
@@ -241,11 +245,10 @@ def test_unwritable_folder(check):
 
 def test_changed_by_another_while_read(folder, capsys, monkeypatch):
     make_plan = python_delegate.make_plan
-    texts = iter((WRAPPER, WRAPPER + "# edited\n"))
 
     def slow(params):
         plan = make_plan(params)
-        (folder / "wrapper.py").write_text(next(texts))
+        (folder / "wrapper.py").write_text(WRAPPER + "# edited\n")
         return plan
 
     monkeypatch.setattr(python_delegate, "make_plan", slow)
