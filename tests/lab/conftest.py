@@ -1,11 +1,12 @@
 """A real host of the lab, playbooks run on it by ansible-runner, and the real engine behind them.
 
-The tests of this folder run in the order in which they stand: each goes on from the server that the one before left.
+The tests run in the order in which they stand: each goes on from the server that the one before left.
 """
 
 import json
 import pathlib
 import subprocess
+import tempfile
 import threading
 import time
 
@@ -85,7 +86,7 @@ def play(node, tmp_path):
     def run(playbook, *options, extra=None):
         began = time.monotonic()
         runner = ansible_runner.run(
-            private_data_dir=str(tmp_path / f"run-{time.monotonic_ns()}"),
+            private_data_dir=tempfile.mkdtemp(dir=tmp_path),
             project_dir=str(ROOT),
             playbook=str(ROOT / playbook),
             inventory=str(ROOT / "inventories/test"),

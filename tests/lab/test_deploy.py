@@ -1,4 +1,4 @@
-"""The main job on a real host with the real engine: deploy, again, check, upgrade, and deploys that must fail."""
+"""The main job on a real host with the real engine: deploy, again, upgrade, and deploys that must fail."""
 
 import json
 import time
@@ -28,7 +28,12 @@ def test_check_mode_on_an_empty_host_ends_well_and_changes_nothing(node, play):
     run = play("deploy.yml", "--check", "--diff")
     assert run.rc == 0
     assert run.changed > 0
-    assert node.sh("ls -d /opt/sglang /srv/models /etc/systemd/system/sglang.service; id sglang", check=False).stdout == ""
+    assert (
+        node.sh(
+            "ls -d /opt/sglang /srv/models /etc/systemd/system/sglang.service; id sglang", check=False
+        ).stdout
+        == ""
+    )
 
 
 def test_deploy_ends_with_a_served_answer(node, play):
@@ -57,7 +62,9 @@ def test_check_mode_after_a_deploy_finds_nothing_to_change(node, play):
 def test_unknown_revision_is_refused_and_the_old_server_serves_on(node, play):
     before = node.invocation()
     unknown = "0123456789abcdef0123456789abcdef01234567"
-    run = play("deploy.yml", extra={"model_store_target": {"repo": "lab/Kimi-K2.5-tiny-cycle", "revision": unknown}})
+    run = play(
+        "deploy.yml", extra={"model_store_target": {"repo": "lab/Kimi-K2.5-tiny-cycle", "revision": unknown}}
+    )
     assert run.rc != 0
     assert unknown in run.message
     assert "main" in run.message, "the message must name what the hub has"
@@ -79,7 +86,9 @@ def test_engine_killed_while_it_loads_fails_the_play_within_seconds(node, play_i
     # The new start, once its engine process is there.
     wait_until(lambda: node.invocation() not in ("", before), 180, "the restart")
     wait_until(
-        lambda: node.sh("pgrep -f '[s]glang.launch_server'", check=False).returncode == 0, 60, "the engine's process"
+        lambda: node.sh("pgrep -f '[s]glang.launch_server'", check=False).returncode == 0,
+        60,
+        "the engine's process",
     )
     node.sh("pkill -KILL -f '[s]glang.launch_server'")
     killed = time.monotonic()
