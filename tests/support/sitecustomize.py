@@ -1,4 +1,4 @@
-"""On PYTHONPATH of ansible-lint alone: its rule `args` imports the project's modules, and those their module_utils."""
+"""For ansible-lint: its rule `args` imports the project's modules, and those their module_utils."""
 
 import pathlib
 
