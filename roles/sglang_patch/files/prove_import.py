@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Import a patched module: - FILE MODULE CLASS METHOD,METHOD.
 
-Exit status: 0 if it was imported and the class has the methods; 1 if the file itself fails; 3 if this node cannot
-import it for another reason (no torch, no GPU library), which the last line of the output names.
+Exit status: 0 if it was imported and the class has the methods; 1 if the file itself fails; 3 if this node
+cannot import it for another reason (no torch, no GPU library). The last line of the output says which.
 """
 
 import importlib
@@ -33,5 +33,7 @@ with tempfile.TemporaryDirectory() as home:
         print(f"{type(exc).__name__}: {exc}")
         sys.exit(1 if at_fault else 3)
     missing = [name for name in methods.split(",") if not callable(getattr(cls, name, None))]
-    print(f"{class_name} lacks {', '.join(missing)}" if missing else f"imported, {class_name} has the methods")
+    print(
+        f"{class_name} lacks {', '.join(missing)}" if missing else f"imported, {class_name} has the methods"
+    )
     sys.exit(1 if missing else 0)
