@@ -65,6 +65,10 @@ class Node:
             script += f" <<'BODY'\n{json.dumps(body)}\nBODY"
         return json.loads(self.sh(script).stdout)
 
+    def current(self):
+        """The release that `current` names."""
+        return self.sh("readlink /opt/sglang/current").stdout.strip()
+
     def invocation(self):
         """systemd's id of the run of the server that is on now."""
         return self.sh("systemctl show -P InvocationID sglang").stdout.strip()
