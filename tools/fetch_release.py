@@ -21,9 +21,11 @@ import tempfile
 import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "module_utils"))
+from sglang_kit.releases_facts import VersionError, version_key
+
 CACHE = ROOT / ".cache" / "releases"
 PACKAGE = "sglang"
-VERSION = re.compile(r"\d+\.\d+\.\d+(rc\d+|\.post\d+)?")
 # What the engine's nodes can install, whatever machine and Python this runs on.
 TARGET = ["--only-binary", ":all:", "--python-version", "3.12"]
 for _glibc in (17, 28, 34, 35, 39):
@@ -32,13 +34,6 @@ for _glibc in (17, 28, 34, 35, 39):
 
 class FetchError(Exception):
     """A release could not be had; the message says why and what to do."""
-
-
-def version_key(version: str) -> tuple:
-    """Sort key of a version string: 0.5.10rc0 < 0.5.10 < 0.5.10.post1 < 0.5.11."""
-    numbers, rank, serial = re.fullmatch(r"([\d.]*\d)(\.dev|a|b|rc|\.post)?(\d*)", version).groups()
-    order = {".dev": -4, "a": -3, "b": -2, "rc": -1, None: 0, ".post": 1}[rank]
-    return tuple(int(n) for n in numbers.split(".")), order, int(serial or 0)
 
 
 def _pip(*arguments: str) -> subprocess.CompletedProcess:
@@ -68,8 +63,7 @@ def _unpack(wheel: pathlib.Path, into: pathlib.Path) -> None:
     """Keep the server's Python sources and the metadata: the rest of a wheel is of no use to a reader."""
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
-            source = name.startswith("sglang/srt/") and name.endswith(".py")
-            if source or name.endswith("/METADATA") or re.fullmatch(r"sglang/[^/]*\.py", name):
+            if re.fullmatch(r"sglang/(srt/.*|[^/]*)\.py|[^/]*\.dist-info/(METADATA|WHEEL)", name):
                 archive.extract(name, into)
 
 
@@ -79,11 +73,10 @@ def fetch(version: str, cache: pathlib.Path = CACHE) -> dict:
     Returns ``{"version", "tree", "metadata", "fetched"}``: the package folder (``.../sglang``), the METADATA
     file, and whether it had to be downloaded. Raises FetchError with what to do where it cannot be had.
     """
-    if not VERSION.fullmatch(version):
-        raise FetchError(
-            f"{version!r} is not a version of SGLang. Give an exact release number such as 0.5.23 or "
-            "0.5.15.post1."
-        )
+    try:
+        version_key(version)
+    except VersionError as error:
+        raise FetchError(str(error)) from error
     place = cache / version
     fetched = not place.is_dir()
     if fetched:

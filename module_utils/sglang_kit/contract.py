@@ -45,17 +45,21 @@ def find_class(tree, class_name, file=None):
 
 
 def audit(path, class_name, file=None):
-    """Audit one model class in the tree at `path`.
+    """Audit one model class in the tree at `path`. See audit_class for what is returned."""
+    tree = Tree(path)
+    return audit_class(tree, find_sites(tree), class_name, file)
+
+
+def audit_class(tree, sites, class_name, file=None):
+    """Audit one model class against the Sites of a Tree.
 
     Returns a dict: ``version``, ``package``, ``model`` (file:line), ``verdict`` (satisfied, missing,
     not_understood), the lists ``satisfied``, ``missing``, ``optional``, ``not_understood`` of entries
-    ``{"name", "file", "line", "guard", "why", "where"}``, and ``forward_path`` (see check_forward).
-    ``setter`` is the name under which the tree asks for the capture of hidden states; ``tree``, ``wrapper``
-    and ``sites`` are the objects behind it. Raises ContractError where there is nothing to audit.
+    ``{"name", "file", "line", "guard", "why", "where"}``, and ``forward_path`` (see check_forward). ``setter``
+    is the name under which the tree asks for the capture of hidden states; ``tree``, ``wrapper`` and ``sites``
+    are the objects behind it. Raises ContractError where there is nothing to audit.
     """
-    tree = Tree(path)
     wrapper = find_class(tree, class_name, file)
-    sites = find_sites(tree)
     lists = {"satisfied": [], "missing": [], "optional": [], "not_understood": []}
     for site in sites:
         status, entry = judge(wrapper, site)

@@ -27,7 +27,7 @@ SPECULATION = re.compile(r"spec_algo|speculative", re.IGNORECASE)
 # Names of hooks: an access to one of them is of interest whatever it is spelt on.
 HOOK = re.compile(r"^(set_eagle\w*|get_embed_and_head\w*|set_\w*(aux_hidden|layers_to_capture)\w*)$")
 _MODEL = re.compile(r"\.model\b|\btarget_model\b|\b(set_eagle|get_embed_and_head|set_\w*layers_to_capture)")
-_SEED = re.compile(r"eagle|aux_hidden|embed_and_head|layers_to_capture", re.IGNORECASE)
+_SEED_WORDS = ("eagle", "EAGLE", "Eagle", "aux_hidden", "embed_and_head", "layers_to_capture")
 _SPEAKS = re.compile(r"model|set_eagle|embed_and_head|layers_to_capture")
 
 MODELS = ("target", "shared", "draft")
@@ -76,8 +76,13 @@ def seeds(tree):
     return [
         name
         for name, text in sorted(tree.texts.items())
-        if not name.startswith("srt/models/") and _MODEL.search(text) and _SEED.search(text)
+        if not name.startswith("srt/models/") and _speaks(text) and _MODEL.search(text)
     ]
+
+
+def _speaks(text):
+    # Plain substrings: a release has 25 MB of sources, and all of them are looked at.
+    return any(word in text for word in _SEED_WORDS)
 
 
 def find_sites(tree):
@@ -406,7 +411,7 @@ class _Scan:
         if targets is None:
             return
         for module, function, bound in targets:
-            if not on_path and not _SEED.search(self.tree.texts[module.name]):
+            if not on_path and not _speaks(self.tree.texts[module.name]):
                 continue
             parameter = _parameter_of(function, place, bound)
             if parameter is not None:
@@ -459,9 +464,7 @@ class _Scan:
     def _speaks(self, name):
         """Tell whether the file that `name` is imported from may speak of the EAGLE-3 path."""
         path = self.tree.origin(self.module, name)
-        return path is not None and (
-            path.endswith("__init__.py") or bool(_SEED.search(self.tree.texts[path]))
-        )
+        return path is not None and (path.endswith("__init__.py") or _speaks(self.tree.texts[path]))
 
     def _definition(self, found, name, module):
         if found is None:

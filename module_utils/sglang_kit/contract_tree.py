@@ -189,7 +189,7 @@ class Tree:
         """
         names, unread = {}, []
         for path, text in sorted(self.texts.items()):
-            if not path.startswith("srt/models/") or not re.search(r"^EntryClass\b", text, re.MULTILINE):
+            if not path.startswith("srt/models/") or "\nEntryClass" not in text:
                 continue
             value = _entry_class(text)
             if value is None:
