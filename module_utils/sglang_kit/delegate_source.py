@@ -81,7 +81,7 @@ class SourceFile:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                compile(self.raw, self.path, "exec", dont_inherit=True)
+                compile(self.tree, self.path, "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as exc:
             raise Refusal(
                 f"{self.path} parses but does not compile: {exc}. Restore the file from its package."

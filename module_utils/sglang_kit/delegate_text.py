@@ -25,8 +25,16 @@ _BEGIN = re.compile(r"^\s*# >>> python_delegate: (\S+) -> (\S+) \[([0-9a-f]{12})
 _END = re.compile(r"^\s*# <<< python_delegate: (\S+)$")
 # What the body of a written method calls; a parameter of such a name would hide it.
 _USED_IN_BODY = {"hasattr", "type", "AttributeError"}
-# Nodes of an annotation that evaluates wherever its names do.
-_PLAIN = (ast.Name, ast.Subscript, ast.Tuple, ast.List, ast.Constant, ast.expr_context, ast.slice)
+# Nodes of an annotation that evaluates wherever its names do (Index: Python 3.8).
+_PLAIN = (
+    ast.Name,
+    ast.Subscript,
+    ast.Tuple,
+    ast.List,
+    ast.Constant,
+    ast.expr_context,
+    getattr(ast, "Index", ast.Name),
+)
 
 # One method that we wrote: its lines without line ends, and the bytes of the file that it takes.
 Block = collections.namedtuple("Block", "method delegate lines start end node")
