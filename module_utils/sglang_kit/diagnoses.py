@@ -13,7 +13,7 @@ CONDITIONS = ("match", "result", "status")
 _NOISE = re.compile(
     r"Ignore import error|.*UserWarning: |\s*warnings\.warn\(|W\d{4} |frame #\d|.*is deprecated and will be|"
     r".*is not installed; audio|Received sigquit from a child|SIGQUIT received|kill_process_tree called|"
-    r"Sleeping \d+ seconds before crash|server_args=|[\s^~]+$"
+    r"Sleeping \d+ seconds before crash|server_args=|[\s^~]+$|usage: |\s+\[-"
 )
 _SCHEDULER = "Scheduler hit an exception"
 # Without its own warm-up the engine posts this to itself before it listens, and logs the failure.

@@ -137,5 +137,14 @@ def test_a_traceback_that_every_start_may_have_tells_nothing():
     assert "Finished server process" in telling[-1]
 
 
+def test_the_usage_of_the_parser_tells_nothing():
+    lines = [
+        "usage: sglang serve [-h] --model-path MODEL_PATH",
+        "                    [--tokenizer-path TOKENIZER_PATH]",
+        "sglang serve: error: unrecognized arguments: --bogus",
+    ]
+    assert telling_lines(lines) == lines[-1:]
+
+
 def test_no_lines_tell_nothing():
     assert telling_lines([]) == []
