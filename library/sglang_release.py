@@ -76,7 +76,7 @@ needs:
   type: dict
 flags:
   description:
-    - What becomes of O(arguments). Each entry has C(flag), C(problem) (removed, deprecated, not in a file,
+    - What becomes of O(arguments). Each entry has C(flag), C(problem) (unknown, deprecated, not in a file,
       value) and C(remedy).
   returned: if O(path) is given
   type: list

@@ -11,6 +11,7 @@ from .contract_calls import find_sites
 from .contract_forward import check_forward
 from .contract_tree import ContractError, Tree
 from .contract_wrapper import ModelClass
+from .releases_facts import FIRST_RELEASE
 
 # Every release asks a target for these two kinds of thing. If a tree seems to ask for neither, it is the
 # audit that did not see it, and that must not pass for an answer.
@@ -32,14 +33,16 @@ def find_class(tree, class_name, file=None):
         name for name in files if isinstance(tree.module(name).definitions.get(class_name), ast.ClassDef)
     ]
     if len(found) != 1:
-        raise ContractError(
-            "{} in {}: {}. Check the name of the architecture, or take a release that knows it "
-            "(KimiK25ForConditionalGeneration came with 0.5.9).".format(
-                class_name,
-                tree.root,
-                "defined in " + " and in ".join(found) if found else "not defined under srt/models",
+        if found:
+            what = "defined in " + " and in ".join(found) + ". Say which file is meant."
+        else:
+            first = FIRST_RELEASE.get(class_name)
+            what = "not defined under srt/models. " + (
+                f"Take SGLang {first} or later: it is the first that has the class."
+                if first
+                else "Check the name of the architecture, or take a release that knows it."
             )
-        )
+        raise ContractError(f"{class_name} in {tree.root}: {what}")
     module = tree.module(found[0])
     return ModelClass(tree, module, module.definitions[class_name])
 
@@ -55,9 +58,9 @@ def audit_class(tree, sites, class_name, file=None):
 
     Returns a dict: ``version``, ``package``, ``model`` (file:line), ``verdict`` (satisfied, missing,
     not_understood), the lists ``satisfied``, ``missing``, ``optional``, ``not_understood`` of entries
-    ``{"name", "file", "line", "guard", "why", "where"}``, and ``forward_path`` (see check_forward). ``setter``
-    is the name under which the tree asks for the capture of hidden states; ``tree``, ``wrapper`` and ``sites``
-    are the objects behind it. Raises ContractError where there is nothing to audit.
+    ``{"name", "file", "line", "guard", "why", "where"}``, and ``forward_path`` (see check_forward).
+    ``setter`` is the name under which the tree asks for the capture of hidden states; ``tree``, ``wrapper``
+    and ``sites`` are the objects behind it. Raises ContractError where there is nothing to audit.
     """
     wrapper = find_class(tree, class_name, file)
     lists = {"satisfied": [], "missing": [], "optional": [], "not_understood": []}

@@ -7,9 +7,8 @@ from __future__ import annotations
 import re
 
 from .contract_forward import capture_rule, captured_layers, language_model
+from .releases_facts import FIRST_RELEASE
 
-# The first release of an architecture that came late, for the remedy only; the registry of the tree decides.
-FIRST_RELEASE = {"Eagle3DeepseekV2ForCausalLM": "0.5.12"}
 _CONTEXT_KEYS = (
     "max_sequence_length",
     "seq_length",
@@ -101,6 +100,7 @@ def _architecture(result, drafter):
         re.search(rf"^class {re.escape(name)}\b", result["tree"].texts[path], re.MULTILINE) for path in unread
     ):
         return []
+    # For the remedy only: whether the release has the class is read from its registry.
     first = FIRST_RELEASE.get(name)
     since = f" (it came with SGLang {first})" if first else ""
     drafters = sorted(n for n in known if "eagle3" in n.lower())

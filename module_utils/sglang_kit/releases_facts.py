@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 
-# The first release that has the model's class; before it no patch can help.
-FIRST_WITH_MODEL = "0.5.9"
+# The first release of model classes that came late.
+FIRST_RELEASE = {"KimiK25ForConditionalGeneration": "0.5.9", "Eagle3DeepseekV2ForCausalLM": "0.5.12"}
 
 # Flags that left the command line, with what took their place.
 RENAMED = {
@@ -31,8 +31,8 @@ _ADVISORIES = (
     ("CVE-2026-3060", None, "0.5.9", "pickle between encoder and server: code execution without a login"),
     ("CVE-2026-7669", None, "0.5.9", "the tokenizer loader runs code from a model folder"),
     ("CVE-2026-14890", None, "0.5.14", "ZMQ of the expert-parallel backup"),
-    ("CVE-2026-15969", None, "0.5.15.post1", "/load_lora_adapter_from_tensors takes any pickle"),
-    ("CVE-2026-15976", None, "0.5.15.post1", "/update_weights_from_disk loads pickled weights"),
+    ("CVE-2026-15969", None, "0.5.15", "/load_lora_adapter_from_tensors takes any pickle"),
+    ("CVE-2026-15976", None, "0.5.15", "/update_weights_from_disk loads pickled weights"),
     ("CVE-2026-86793", None, "0.5.18", "/update_weights_from_tensor is open where no key is set"),
     ("CVE-2026-92972", None, "0.5.19", "PUT /route of the bootstrap server for prefill and decode"),
     ("CVE-2026-93034", None, "0.5.20", "pickle on ZMQ, from the network with DP attention"),
@@ -109,7 +109,7 @@ class VersionError(Exception):
 
 def version_key(version):
     """Return a sort key: 0.5.10rc0 < 0.5.10 < 0.5.10.post1 < 0.5.11; VersionError for anything else."""
-    found = re.match(r"^(\d+(?:\.\d+)+)(rc|\.post)?(\d*)$", version)
+    found = re.fullmatch(r"(\d+(?:\.\d+)+)(rc|\.post)?(\d*)", version)
     if not found or bool(found.group(2)) != bool(found.group(3)):
         raise VersionError(
             f"{version!r} is not a version of SGLang. Give an exact release number such as 0.5.23 or "

@@ -67,7 +67,7 @@ def compare(flags, arguments, renamed):
 
     `flags` is what read_flags returned, `arguments` maps names without dashes to values, `renamed` maps names
     that releases dropped to their successors. Returns findings ``{"flag", "problem", "remedy"}``, where
-    problem is removed, deprecated, not in a file, or value.
+    problem is unknown, deprecated, not in a file, or value.
     """
     findings = []
     for name in sorted(arguments):
@@ -79,10 +79,10 @@ def compare(flags, arguments, renamed):
             findings.append(
                 {
                     "flag": name,
-                    "problem": "removed",
+                    "problem": "unknown",
                     "remedy": f"use {successor}"
                     if successor
-                    else "take it out, or find its successor in --help",
+                    else "take it out, or find its successor in the output of --help",
                 }
             )
             continue
