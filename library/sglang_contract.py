@@ -40,8 +40,9 @@ options:
     description: The target's C(config.json). Needs O(drafter_config).
     type: path
   context_length:
-    description: Context length, in tokens, that the server will be started with. Left out, it is the target's
-    own.
+    description:
+      - Context length, in tokens, that the server will be started with.
+      - Left out, it is the target's own.
     type: int
   enforce:
     description:
@@ -74,7 +75,7 @@ EXAMPLES = r"""
 RETURN = r"""
 verdict:
   description: Whether the model class gives what this release asks for.
-  returned: always, unless there is no tree or no such class
+  returned: unless there is no tree or no such class
   type: str
   choices: [satisfied, missing, not_understood]
 version:
@@ -102,8 +103,7 @@ missing:
   type: list
   elements: dict
 optional:
-  description: What is asked behind a guard, whether it is there or not, as entries like those of
-  RV(satisfied).
+  description: What is asked behind a guard, there or not, as entries like those of RV(satisfied).
   returned: as RV(verdict)
   type: list
   elements: dict
@@ -113,8 +113,7 @@ not_understood:
   type: list
   elements: dict
 forward_path:
-  description: The steps from the capture of hidden states to the logits, each with C(what), C(ok) and
-  C(where).
+  description: The steps from capture of hidden states to logits, each with C(what), C(ok) and C(where).
   returned: as RV(verdict)
   type: list
   elements: dict

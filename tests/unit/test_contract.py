@@ -313,6 +313,11 @@ def test_context_and_layers_of_a_config():
 # --- the module
 
 
+@pytest.mark.parametrize("text", ["DOCUMENTATION", "EXAMPLES", "RETURN"])
+def test_module_documents_itself(text):
+    assert yaml.safe_load(getattr(sglang_contract, text))
+
+
 def run_module(monkeypatch, capsys, **params):
     with patch_module_args(params), pytest.raises(SystemExit) as ended:
         sglang_contract.main()

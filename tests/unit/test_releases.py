@@ -11,6 +11,7 @@ import sys
 
 import pytest
 import sglang_release
+import yaml
 from ansible.module_utils.sglang_kit import releases_facts, releases_flags
 from ansible.module_utils.testing import patch_module_args
 
@@ -213,6 +214,11 @@ def test_needs_of_a_release():
 
 
 # --- the module
+
+
+@pytest.mark.parametrize("text", ["DOCUMENTATION", "EXAMPLES", "RETURN"])
+def test_module_documents_itself(text):
+    assert yaml.safe_load(getattr(sglang_release, text))
 
 
 def run_module(capsys, **params):
