@@ -55,8 +55,8 @@ path:
   type: str
 attestation:
   description: >-
-    What is attested: inputs, files (path to sha256), distributions (name and version to the sha256 of their list
-    of files).
+    What is attested: inputs, files (path to sha256), distributions (name and version to the sha256 of their
+    list of files).
   returned: when the tree exists
   type: dict
 """
@@ -93,7 +93,7 @@ def main():
         problems = attestation.verify(tree)
         if problems:
             module.fail_json(
-                msg="{} is not what was attested: {}. Somebody changed it, by a pip install inside it or an edit. "
+                msg="{} is not what was attested: {}. Somebody ran pip inside it or edited it. "
                 "Remove {} and deploy again: the tree is then made anew".format(
                     tree, "; ".join(problems), path
                 ),
