@@ -126,11 +126,9 @@ class _Finder:
 
     def hand(self, module, function, name, kind, on_path):
         """Record that a name in `function` stands for the model; if that is new, look at it again."""
-        known = self.names.setdefault(function, {})
-        merged = kind if known.get(name) in (None, kind) else _merge(kind, known[name])
-        if known.get(name) == merged and (not on_path or function in self.on_path):
+        new = _widen(self.names.setdefault(function, {}), name, kind)
+        if not new and (not on_path or function in self.on_path):
             return
-        known[name] = merged
         if on_path:
             self.on_path.add(function)
         for inner in module.functions():
@@ -139,14 +137,12 @@ class _Finder:
 
     def keep(self, module, owner, attribute, kind):
         """Record that instances of class `owner` keep the model in `attribute`."""
-        if self.kept.setdefault(owner, {}).get(attribute) != kind:
-            self.kept[owner][attribute] = kind
+        if _widen(self.kept.setdefault(owner, {}), attribute, kind):
             self._look_again("." + attribute, module)
 
     def returned(self, name, kind):
         """Record that functions called `name` return the model."""
-        if self.returns.get(name) != kind:
-            self.returns[name] = kind
+        if _widen(self.returns, name, kind):
             self._look_again(name + "(")
 
     def _look_again(self, text, *modules):
@@ -639,8 +635,13 @@ class _Scan:
         return self._in_workers() or bool(HOOK.match(name))
 
 
-def _merge(one, other):
-    return MAKER + "shared" if one.startswith(MAKER) or other.startswith(MAKER) else "shared"
+def _widen(known, name, kind):
+    """Add a kind to what is known of a name, which only ever grows; return whether that told anything new."""
+    before = known.get(name)
+    if before is not None and before != kind:
+        kind = MAKER + "shared" if MAKER in before + kind else "shared"
+    known[name] = kind
+    return kind != before
 
 
 def _kind_of_words(words):
