@@ -62,6 +62,11 @@ def test_the_cause_of_a_real_death(name, status, expected):
             {"status": 127},
             ["engine_missing"],
         ),
+        (
+            ["RuntimeError: Rank 0 scheduler died during initialization (exit code: -9). If exit code is -9"],
+            {"status": 1},
+            ["child_killed"],
+        ),
         ([], {"status": 137}, ["killed"]),
         ([], {"status": 0, "result": "oom-kill"}, ["memory_limit"]),
         ([], {"status": 0, "result": "timeout"}, ["start_timed_out"]),
