@@ -34,8 +34,12 @@ class Run:
 
     @property
     def message(self):
-        """The message of the last failed task."""
-        return str(self.failures[-1].get("msg", "")) if self.failures else ""
+        """The message of the last failed task, with those of its loop items."""
+        if not self.failures:
+            return ""
+        last = self.failures[-1]
+        items = [item for item in last.get("results", []) if item.get("failed")]
+        return "\n".join(str(result.get("msg", "")) for result in [last, *items])
 
 
 class Node:

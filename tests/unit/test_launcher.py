@@ -14,7 +14,7 @@ import sys
 import time
 
 import pytest
-from ansible.module_utils.sglang_kit import startup_log
+from ansible.module_utils.sglang_kit import attestation, startup_log
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LAUNCHER = ROOT / "roles/sglang_server/files/launcher.py"
@@ -25,7 +25,8 @@ FOREVER = ["sleep", 60]
 
 @pytest.fixture(scope="module")
 def launcher():
-    """Return the launcher as a module; it finds startup_log as it does on a node, among its neighbours."""
+    """Return the launcher as a module; it finds what it shares as it does on a node, among its neighbours."""
+    sys.modules.setdefault("attestation", attestation)
     sys.modules.setdefault("startup_log", startup_log)
     spec = importlib.util.spec_from_file_location("launcher", LAUNCHER)
     module = importlib.util.module_from_spec(spec)
@@ -40,6 +41,7 @@ class Run:
         self.home = tmp_path / "launcher"
         self.home.mkdir()
         shutil.copy(LAUNCHER, self.home)
+        shutil.copy(attestation.__file__, self.home)
         shutil.copy(startup_log.__file__, self.home)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -49,6 +51,9 @@ class Run:
         python = self.release / "engine" / "bin" / "python"
         python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {STAND_IN} "$@"\n')
         python.chmod(0o755)
+        engine = self.release / "engine"
+        (engine / "lib/python3.11/site-packages/sglang-0.5.9.dist-info").mkdir(parents=True)
+        (engine / attestation.NAME).write_text(json.dumps(attestation.look(str(engine), [])))
         (self.release / "server.yaml").write_text(f"host: 127.0.0.1\nport: {self.port}\n{config}")
         (self.release / "steps.json").write_text(json.dumps(steps))
         self.current = tmp_path / "current"
@@ -257,8 +262,21 @@ def test_started_json_says_what_really_runs(run):
     record = json.loads((it.runtime / "started.json").read_text())
     assert record["release"] == str(it.release)
     assert record["invocation"] == "abc"
-    for name, path in (("launcher", LAUNCHER), ("startup_log", pathlib.Path(startup_log.__file__))):
-        assert record[name] == hashlib.sha256(path.read_bytes()).hexdigest()
+    program = [pathlib.Path(attestation.__file__), LAUNCHER, pathlib.Path(startup_log.__file__)]
+    assert record["launcher"] == hashlib.sha256(b"".join(path.read_bytes() for path in program)).hexdigest()
+
+
+def test_an_engine_that_was_changed_is_not_started(run):
+    it = run([["exit", 0]])
+    it.finish()
+    site = it.release / "engine/lib/python3.11/site-packages"
+    (site / "sglang-0.5.9.dist-info").rename(site / "sglang-0.5.23.dist-info")
+    env = {"RUNTIME_DIRECTORY": str(it.runtime)}
+    done = subprocess.run(it.process.args, capture_output=True, text=True, env=env)
+    assert done.returncode == 78
+    assert "the engine is not what was attested: distributions are gone: sglang-0.5.9" in done.stdout
+    assert "distributions were added: sglang-0.5.23" in done.stdout
+    assert "starting" not in done.stdout
 
 
 def test_the_engine_does_not_get_the_notify_socket(run):

@@ -8,12 +8,13 @@ is of one release from end to end. It starts the engine as its child and
 - turns progress bars into lines, one a second at most (journald makes a record at a newline, never at \\r);
 - keeps secrets out of the journal (SGLang prints its whole configuration when it starts);
 - tells systemd the phase, and asks for more time only while there is progress;
+- does not start an engine that is not what was attested when it was staged;
 - says READY when the server's health endpoint answers 200, not before;
 - passes SIGTERM to the engine's main process alone and bounds the drain;
 - ends at once when the engine ends, with the engine's status (128 + n for signal n).
 
 What really runs is written to started.json in the runtime directory: "release" (the resolved path),
-"launcher", "startup_log", "unit" (sha256 of these files at this start), "invocation" (systemd's id of it).
+"launcher" (sha256 of this program's files in a row), "unit" (sha256 of the unit), "invocation" (its id).
 
 Standard library only, Python 3.8 and later.
 """
@@ -38,8 +39,10 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))  # python -I leaves the script's own folder out
 
+import attestation
 import startup_log
 
+PROGRAM = (attestation.__file__, __file__, startup_log.__file__)
 UNIT = Path("/etc/systemd/system/sglang.service")
 TICK_S = 0.25
 BAR_INTERVAL_S = 1.0
@@ -51,6 +54,8 @@ EXTEND_BY_S = 60
 # A child of a dead engine can hold the pipe open: read what is there, do not wait for its end.
 LAST_WORDS_S = 1.0
 BUFFER_LIMIT = 1 << 20
+# EX_CONFIG of sysexits.h; the unit does not restart on it, since another start would find the same.
+CHANGED_ENGINE = 78
 
 SECRET_KEY = r"(?:admin[_-])?api[_-]key|ssl[_-]keyfile[_-]password|hf[_-]token"
 SECRETS = [
@@ -255,8 +260,7 @@ class Launcher:
         """Write started.json, by which a deploy can tell what really runs."""
         record = {
             "release": str(self.release),
-            "launcher": sha256(__file__),
-            "startup_log": sha256(startup_log.__file__),
+            "launcher": hashlib.sha256(b"".join(Path(path).read_bytes() for path in PROGRAM)).hexdigest(),
             "unit": sha256(UNIT),
             "invocation": os.environ.get("INVOCATION_ID"),
         }
@@ -267,6 +271,12 @@ class Launcher:
     def run(self):
         """Start the engine and stay until it has ended."""
         self.record_start()
+        problems = attestation.verify(str((self.release / "engine").resolve()))
+        if problems:
+            for problem in problems:
+                say(f"the engine is not what was attested: {problem}")
+            say("the engine was not started; deploy again, which says how to mend it")
+            return CHANGED_ENGINE
         why = taken(self.host, self.port)
         if why:
             say(f"cannot listen on {self.host}:{self.port}: {why}; the engine was not started")
