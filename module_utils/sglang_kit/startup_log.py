@@ -43,6 +43,14 @@ STALL_SECONDS = {
 LAUNCHER_PREFIX = "launcher: "
 ANSWERS = "the server answers"
 
+# Words with which the engine, or the launcher, says that a start cannot come to a good end any more. What
+# follows can take the engine half a minute, so nobody should wait for it.
+_LOST = re.compile(
+    r"Scheduler hit an exception|Received sigquit from a child|SIGQUIT received\.|"
+    r"(?:\w+Error: )?Rank \d+ scheduler (?:is dead|died)|Subprocess \S+ \(pid=\d+\) crashed with exit code|"
+    r"Initialization failed\. warmup error|\[Errno \d+\] error while attempting to bind|"
+    r"launcher: the engine's process \S+ \(pid \d+\) "
+)
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _STAMP = r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 # A log line can be glued to the progress bar before it, so a record is also cut where a time stamp begins.
@@ -125,6 +133,7 @@ class StartupLog:
     bar: the newest progress bar of this phase (see parse_bar), or None.
     history: list of {"phase", "part", "at"}, one for each phase entered.
     progress: grows with every step forward, so that a caller can see that there was one.
+    lost: the first line, of any rank, that says that the start is lost; None as long as there is none.
     Times are whatever the caller passes as `at`, in seconds.
     """
 
@@ -133,6 +142,7 @@ class StartupLog:
         self.part = None
         self.bar = None
         self.progress = 0
+        self.lost = None
         self.history = [{"phase": "starting", "part": None, "at": at}]
         self.last_progress_at = at
         self._loads_begun = 0
@@ -154,11 +164,13 @@ class StartupLog:
         return text
 
     def _line(self, line, at):
+        message, followed = split_prefix(line)
+        if self.lost is None and _LOST.match(message):
+            self.lost = message
         if line.startswith(LAUNCHER_PREFIX):
             if line[len(LAUNCHER_PREFIX) :].startswith(ANSWERS):
                 self._enter("serving", self.part, at)
             return
-        message, followed = split_prefix(line)
         if not followed:
             return
         bar = parse_bar(message)

@@ -11,7 +11,8 @@ is of one release from end to end. It starts the engine as its child and
 - does not start an engine that is not what was attested when it was staged;
 - says READY when the server's health endpoint answers 200, not before;
 - passes SIGTERM to the engine's main process alone and bounds the drain;
-- ends at once when the engine ends, with the engine's status (128 + n for signal n).
+- ends at once when the engine ends, with the engine's status (128 + n for signal n), and when one of the
+  engine's own processes died or it says that the start is lost: its teardown would take half a minute more.
 
 What really runs is written to started.json in the runtime directory: "release" (the resolved path),
 "launcher" (sha256 of this program's files in a row), "unit" (sha256 of the unit), "invocation" (its id).
@@ -54,6 +55,10 @@ EXTEND_BY_S = 60
 # A child of a dead engine can hold the pipe open: read what is there, do not wait for its end.
 LAST_WORDS_S = 1.0
 BUFFER_LIMIT = 1 << 20
+WORKERS_INTERVAL_S = 0.5
+# What a lost engine gets for its last words: while it starts, and while it serves, when it may write a dump.
+LOST_GRACE_S = 1.5
+LOST_SERVING_GRACE_S = 15.0
 # EX_CONFIG of sysexits.h; the unit does not restart on it, since another start would find the same.
 CHANGED_ENGINE = 78
 
@@ -220,6 +225,43 @@ class Health:
             connection.close()
 
 
+class Workers:
+    """The processes that the engine starts by multiprocessing: its schedulers and the detokenizer.
+
+    A dead one stays a zombie until the engine asks for it: every five seconds (0.5.10 and later) or never.
+    Looking ourselves tells sooner, and tells which one died and how.
+    """
+
+    def __init__(self, pid, proc="/proc"):
+        self._proc = Path(proc)
+        self._threads = self._proc / str(pid) / "task"
+        self._names = {}
+
+    def first_death(self):
+        """Return (name, pid, status) of a worker that ended badly, or None. status: 128 + n for signal n."""
+        for children in self._threads.glob("*/children"):
+            # A thread or a child may end while it is looked at.
+            with contextlib.suppress(OSError):
+                for pid in children.read_text().split():
+                    status = self._bad_end(pid)
+                    if status:
+                        return self._names[pid], int(pid), status
+        return None
+
+    def _bad_end(self, pid):
+        fields = (self._proc / pid / "stat").read_text().rpartition(")")[2].split()
+        if fields[0] != "Z":
+            words = (self._proc / pid / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+            if words[0].startswith("sglang::"):
+                self._names[pid] = words[0].split()[0]
+            elif "--multiprocessing-fork" in words:
+                self._names[pid] = "worker"
+        elif pid in self._names:
+            ended = int(fields[49])
+            return 128 + os.WTERMSIG(ended) if os.WIFSIGNALED(ended) else os.WEXITSTATUS(ended)
+        return 0
+
+
 class Launcher:
     """One start of one release: run() returns the exit status."""
 
@@ -240,6 +282,10 @@ class Launcher:
         local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         self.health = Health(local, self.port)
         self.child = None
+        self.workers = None
+        self.workers_at = float("-inf")
+        self.lost_at = None
+        self.lost_status = 1
         self.ready = False
         self.stop_asked = False
         self.stopping_at = None
@@ -299,6 +345,7 @@ class Launcher:
         except OSError as error:
             say(f"cannot start {argv[0]}: {error.strerror}")
             return 127 if error.errno == errno.ENOENT else 126
+        self.workers = Workers(self.child.pid)
         os.close(write_end)
         os.set_blocking(read_end, False)
         ended_at = None
@@ -348,6 +395,8 @@ class Launcher:
                 self.child.kill()
                 self.stopping_at = float("inf")
             return
+        if self.lost(now):
+            return
         if not self.ready:
             self.health.poll(now)
             if self.health.answer == 200:
@@ -361,6 +410,32 @@ class Launcher:
         if status != self._status:
             self._status = status
             notify("STATUS=" + status)
+
+    def lost(self, now):
+        """Return True if the engine cannot go on; end it when it has had time for its last words."""
+        if self.lost_at is None:
+            # While it serves, only a death counts: no line can bring a server down.
+            if not self.see_death(now) and (self.ready or self.log.lost is None):
+                return False
+            self.lost_at = now
+            notify("STATUS=lost while " + self.log.describe())
+        if now - self.lost_at >= (LOST_SERVING_GRACE_S if self.ready else LOST_GRACE_S):
+            say("not waiting for the engine's own teardown")
+            self.child.kill()
+            self.lost_at = float("inf")
+        return True
+
+    def see_death(self, now):
+        """Return True if one of the engine's processes has died; say which and how."""
+        if now - self.workers_at < WORKERS_INTERVAL_S:
+            return False
+        self.workers_at = now
+        death = self.workers.first_death()
+        if death:
+            name, pid, self.lost_status = death
+            how = f"was killed by signal {death[2] - 128}" if death[2] > 128 else f"ended with {death[2]}"
+            say(f"the engine's process {name} (pid {pid}) {how}")
+        return bool(death)
 
     def buy_time(self, now):
         """Extend systemd's start timeout as long as the engine gets on."""
@@ -383,7 +458,7 @@ class Launcher:
         say(f"the engine ended with status {status} while {self.log.describe()}")
         if self.stopping_at is not None and status in (0, 128 + signal.SIGTERM, 128 + signal.SIGKILL):
             return 0
-        return status
+        return self.lost_status if self.lost_at == float("inf") else status
 
 
 def main():
