@@ -121,3 +121,39 @@ def test_a_useless_drafter_is_refused_and_the_server_falls_back(node, play):
     assert "speculation" in run.message.lower(), run.message
     assert node.current() == good
     assert node.ask("/v1/chat/completions", CHAT)["choices"][0]["message"]["content"] == CYCLE
+
+
+def test_status_tells_what_runs(node, play):
+    run = play("playbooks/status.yml")
+    assert (run.rc, run.changed) == (0, 0)
+    assert node.current().rsplit("/", 1)[1] in run.stdout
+    assert "acceptance length 2.0" in run.stdout
+    assert "everything is as it was left" in run.stdout
+
+
+def test_rollback_puts_the_release_before_back_and_proves_it(node, play):
+    present = node.current()
+    before = node.sh("readlink /opt/sglang/previous-good").stdout.strip()
+    run = play("playbooks/rollback.yml")
+    assert run.rc == 0, run.message
+    assert node.current() == before != present
+    assert node.ask("/v1/chat/completions", CHAT)["choices"][0]["message"]["content"] == ECHO
+
+
+def test_engine_that_was_changed_by_hand_is_refused_before_the_load(node, play):
+    engine = node.sh("readlink /opt/sglang/current/engine").stdout.strip()
+    record = f"{engine}/lib/python3.11/site-packages/sglang-0.5.21.dist-info"
+    node.sh(f"mv {record} {record.replace('0.5.21', '0.5.22')}")
+    try:
+        run = play("deploy.yml")
+        assert run.rc != 0
+        assert f"{engine} is not what was attested" in run.message
+        assert "distributions were added: sglang-0.5.22" in run.message
+        # A start by hand, or at boot, is refused as well, and not tried again.
+        assert node.sh("systemctl restart sglang", check=False).returncode != 0
+        assert node.sh("systemctl show -P ExecMainStatus -P NRestarts sglang").stdout.split() == ["78", "0"]
+        assert "sglang-0.5.22" in node.sh("journalctl -u sglang -n 20 -o cat").stdout
+    finally:
+        node.sh(f"mv {record.replace('0.5.21', '0.5.22')} {record}")
+    run = play("deploy.yml")
+    assert run.rc == 0, run.message
