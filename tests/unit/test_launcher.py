@@ -200,6 +200,77 @@ def test_a_death_is_handed_on_at_once_though_a_grandchild_holds_the_output(run, 
     assert "READY=1" not in it.notified
 
 
+WAIT = "import time; time.sleep(60)"
+
+
+def test_a_worker_killed_while_starting_ends_the_start_before_the_engine_notices(run):
+    it = run([["worker", WAIT], ["sleep", 1], ["kill_worker", signal.SIGKILL], FOREVER])
+    began = time.monotonic()
+    assert it.finish() == 137
+    assert time.monotonic() - began < 6
+    assert re.search(
+        r"^launcher: the engine's process worker \(pid \d+\) was killed by signal 9$", it.text(), re.M
+    )
+    assert it.statuses()[-1] == "lost while starting"
+    assert "READY=1" not in it.notified
+
+
+def test_a_worker_that_failed_gives_its_status(run):
+    it = run([["worker", "import time; time.sleep(1); raise SystemExit(3)"], FOREVER])
+    assert it.finish() == 3
+    assert re.search(r"^launcher: the engine's process worker \(pid \d+\) ended with 3$", it.text(), re.M)
+
+
+def test_a_worker_that_has_done_its_work_is_no_loss(run):
+    it = run([["worker", "import time; time.sleep(0.7)"], ["sleep", 1.5], ["health", 200], FOREVER])
+    it.until(lambda: "READY=1" in it.notified)
+    assert "the engine's process" not in it.text()
+
+
+def test_a_worker_killed_while_serving_leaves_the_engine_time_for_a_dump(launcher, run):
+    assert launcher.LOST_SERVING_GRACE_S > 10
+    it = run(
+        [
+            ["worker", WAIT],
+            ["health", 200],
+            ["sleep", 2],
+            ["kill_worker", signal.SIGKILL],
+            ["sleep", 2.5],
+            ["exit", 137],
+        ]
+    )
+    it.until(lambda: "READY=1" in it.notified)
+    assert it.finish() == 137
+    assert "was killed by signal 9" in it.text()
+    assert "not waiting" not in it.text()
+
+
+def test_a_start_that_is_lost_by_its_own_words_ends_after_its_last_ones(run):
+    lost = "[2026-01-01 00:00:00 TP3] Scheduler hit an exception: Traceback (most recent call last):\n"
+    it = run([["write", lost], ["sleep", 0.5], ["write", "last words\n"], FOREVER])
+    began = time.monotonic()
+    assert it.finish() == 1
+    assert time.monotonic() - began < 6
+    assert "last words\nlauncher: not waiting for the engine's own teardown\n" in it.text()
+
+
+def test_no_line_brings_a_server_down(run):
+    it = run(
+        [
+            ["health", 200],
+            ["sleep", 2],
+            ["write", "[2026-01-01 00:00:00] Scheduler hit an exception: says a client\n"],
+            ["sleep", 2.5],
+            ["write", "still here\n"],
+            FOREVER,
+        ]
+    )
+    it.until(lambda: "still here" in it.text())
+    assert "READY=1" in it.notified
+    assert it.process.poll() is None
+    assert "not waiting" not in it.text()
+
+
 def test_a_stop_lets_the_engine_drain_and_is_a_success(run):
     it = run([["drain", 1.0], ["health", 200], FOREVER])
     it.until(lambda: "READY=1" in it.notified)

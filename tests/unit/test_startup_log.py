@@ -212,3 +212,45 @@ def test_prefix():
 
 def test_every_phase_of_a_start_has_a_patience():
     assert set(STALL_SECONDS) == set(PHASES) - {"draining"}
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("0.5.17-truncated-shard.log", "Scheduler hit an exception"),
+        ("0.5.17-port-taken.log", "[Errno 98] error while attempting to bind"),
+        # The exception of the rank that outlived the killed one.
+        ("0.5.17-tp2-scheduler-killed.log", "Scheduler hit an exception"),
+    ],
+)
+def test_a_real_start_that_is_lost(name, words):
+    assert read(name).lost.startswith(words)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[2026-01-01 00:00:00] Received sigquit from a child process. It usually means the child failed.",
+        "[2026-01-01 00:00:00] SIGQUIT received. signum=None, frame=None. It usually means one child failed.",
+        "[2026-01-01 00:00:00] Rank 0 scheduler is dead. Please check if there are relevant logs.",
+        "RuntimeError: Rank 3 scheduler died during initialization (exit code: -9). If exit code is -9",
+        "[2026-01-01 00:00:00] Subprocess scheduler_0 (pid=17) crashed with exit code -9. Triggering SIGQUIT",
+        "[2026-01-01 00:00:00] Initialization failed. warmup error: Traceback",
+        "launcher: the engine's process sglang::scheduler_TP3 (pid 17) was killed by signal 9",
+    ],
+)
+def test_words_that_say_that_a_start_is_lost(line):
+    log = StartupLog(at=0)
+    log.feed(line)
+    assert log.lost
+
+
+@pytest.mark.parametrize("name", ["0.5.21-cpu-serves-then-sigterm.log", "0.5.17-load-32-shards.log"])
+def test_a_start_that_serves_is_not_lost(name):
+    assert read(name).lost is None
+
+
+def test_the_words_of_a_request_lose_nothing():
+    log = StartupLog(at=0)
+    log.feed("[2026-01-01 00:00:00] Received a request: text='Scheduler hit an exception'")
+    assert log.lost is None

@@ -2,7 +2,8 @@
 """A stand-in for SGLang's server process: plays steps.json, which lies beside its --config file.
 
 Steps: ["write", text], ["sleep", seconds], ["health", status] (listen and answer /health so), ["env", name],
-["exit", status], ["kill", signal], ["grandchild", seconds] (a process that keeps the output open).
+["exit", status], ["kill", signal], ["grandchild", seconds] (a process that keeps the output open),
+["worker", program] (a process as multiprocessing starts one), ["kill_worker", signal].
 On SIGTERM it drains for `drain` seconds, where a step ["drain", seconds] says so, and ends with 0.
 """
 
@@ -55,6 +56,10 @@ for action, value in json.loads((config.parent / "steps.json").read_text()):
         sys.stderr.write(f"{value}={os.environ.get(value)}\n")
     elif action == "grandchild":
         subprocess.Popen(["sleep", str(value)])
+    elif action == "worker":
+        worker = subprocess.Popen([sys.executable, "-c", value, "--multiprocessing-fork"])
+    elif action == "kill_worker":
+        worker.send_signal(value)
     elif action == "kill":
         os.kill(os.getpid(), value)
     elif action == "exit":
