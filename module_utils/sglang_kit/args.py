@@ -124,9 +124,9 @@ def judge(answer, named):
             )
             continue
         findings += _judge_key(entry, answer)
-        if (dest or key) in seen:
-            findings.append(_twice(entry, seen[dest or key]))
-        seen.setdefault(dest or key, entry)
+        first = seen.setdefault((dest, None) if dest else (None, key), entry)
+        if first is not entry:
+            findings.append(_twice(entry, first))
     if answer["whole_error"] and not any(finding["severity"] == "error" for finding in findings):
         findings.append(
             _finding(

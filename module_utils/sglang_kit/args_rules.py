@@ -57,7 +57,7 @@ RULES = [
         "key": "speculative-draft-attention-backend",
         "severity": "error",
         "when": [("drafter-backend-known", "is", False)],
-        "found": "{drafter-backend}, which is none of this release's attention backends",
+        "found": "{speculative-draft-attention-backend}, which is none of this release's attention backends",
         "expected": "one of the choices of attention-backend",
         "remedy": "correct it: the parser lets any text pass, the engine dies once the weights are loaded",
         "source": "SGLang draft_utils.py",
