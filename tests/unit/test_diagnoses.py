@@ -6,12 +6,15 @@ import re
 import pytest
 import yaml
 from ansible.module_utils.sglang_kit.diagnoses import CONDITIONS, diagnose, telling_lines
+from ansible.module_utils.sglang_kit.startup_log import PHASES
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LOGS = pathlib.Path(__file__).parent / "data" / "logs"
 DIAGNOSES = yaml.safe_load((ROOT / "roles/sglang_gate/vars/main/diagnoses.yml").read_text())[
     "__sglang_gate_diagnoses"
 ]
+
+DEATHS = yaml.safe_load((LOGS.parent / "deaths.yml").read_text(encoding="utf-8"))
 
 
 def unit(status=137, result="exit-code"):
@@ -38,7 +41,7 @@ def causes(lines, **ended):
         ("0.5.17-drafter-missing.log", 1, "model_path_missing"),
         ("0.5.17-drafter-without-config.log", 1, "model_config_missing"),
         ("0.5.17-gpu-memory-held.log", 137, "gpu_memory_held"),
-        ("0.5.17-package-missing.log", 137, "package_missing"),
+        ("0.5.17-package-missing.log", 137, "deep_gemm_missing"),
         ("0.5.17-port-taken.log", 3, "port_taken"),
         ("0.5.17-tp2-scheduler-killed.log", 137, "child_killed"),
     ],
@@ -47,43 +50,33 @@ def test_the_cause_of_a_real_death(name, status, expected):
     assert causes(lines_of(name), status=status) == [expected]
 
 
-@pytest.mark.parametrize(
-    "lines, ended, expected",
-    [
-        (["launch_server.py: error: unrecognized arguments: --bogus"], {"status": 2}, ["wrong_argument"]),
-        (["launch_server.py: error: unrecognized arguments: --bogus"], {"status": 1}, []),
-        (
-            ["launcher: cannot listen on 127.0.0.1:30000: Address already in use; not started"],
-            {"status": 1},
-            ["port_taken"],
-        ),
-        (
-            ["launcher: cannot start /opt/sglang/releases/r1/engine/bin/python: No such file or directory"],
-            {"status": 127},
-            ["engine_missing"],
-        ),
-        (
-            ["RuntimeError: Rank 0 scheduler died during initialization (exit code: -9). If exit code is -9"],
-            {"status": 1},
-            ["child_killed"],
-        ),
-        ([], {"status": 137}, ["killed"]),
-        ([], {"status": 0, "result": "oom-kill"}, ["memory_limit"]),
-        ([], {"status": 0, "result": "timeout"}, ["start_timed_out"]),
-        ([], {"status": 0, "result": "start-limit-hit"}, ["start_limit"]),
-        ([], {"status": 1}, []),
-    ],
-)
-def test_other_deaths(lines, ended, expected):
-    assert causes(lines, **ended) == expected
+@pytest.mark.parametrize("death", DEATHS, ids=lambda death: "+".join(death["causes"]) or "none")
+def test_the_causes_of_a_death(death):
+    ended = dict(unit(death.get("status", 137), death.get("result", "exit-code")))
+    ended["load_state"] = death.get("load_state", "loaded")
+    found = diagnose(
+        DIAGNOSES,
+        ended,
+        death.get("lines", []),
+        kernel=death.get("kernel", []),
+        phase=death.get("phase", "loading_weights"),
+        verdict=death.get("verdict", "dead"),
+    )
+    assert [entry["id"] for entry in found] == death["causes"]
 
 
-def test_two_causes_are_named_the_more_specific_first():
+def test_every_entry_is_named_for_some_death():
+    named = {name for death in DEATHS for name in death["causes"]}
+    assert {entry["id"] for entry in DIAGNOSES} == named
+
+
+def test_what_other_causes_lead_to_is_not_named_beside_them():
     lines = [
-        "PermissionError: [Errno 13] Permission denied: '/srv/models/x'",
-        "safetensors_rust.SafetensorError: Error while deserializing header: incomplete metadata",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 896.00 MiB.",
+        "RuntimeError: [../gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:40123",
+        "[2026-01-01 00:00:00] Initialization failed. warmup error: Traceback (most recent call last):",
     ]
-    assert causes(lines) == ["shard_truncated", "no_permission"]
+    assert causes(lines) == ["gpu_out_of_memory"]
 
 
 def test_a_start_that_serves_fits_no_cause():
@@ -99,9 +92,11 @@ def test_the_matched_line_is_handed_on():
 @pytest.mark.parametrize("entry", DIAGNOSES, ids=lambda entry: entry["id"])
 def test_each_entry_is_complete(entry):
     assert {"id", "cause", "remedy", "source"} <= set(entry)
-    assert set(entry) - {"id", "cause", "remedy", "source"} <= set(CONDITIONS)
+    assert set(entry) - {"id", "cause", "remedy", "source", "follows"} <= set(CONDITIONS)
     assert set(entry) & set(CONDITIONS)
     re.compile(entry.get("match", ""))
+    re.compile(entry.get("kernel", ""))
+    assert set(entry.get("phase", [])) <= set(PHASES)
 
 
 def test_ids_are_unique():
@@ -153,3 +148,14 @@ def test_the_usage_of_the_parser_tells_nothing():
 
 def test_no_lines_tell_nothing():
     assert telling_lines([]) == []
+
+
+def test_the_first_process_that_fails_tells_and_not_the_one_that_it_took_along():
+    lines = [
+        "[2026-01-01 00:00:00 TP0] Load weight begin. avail mem=1.00 GB",
+        "launcher: the engine's process sglang::scheduler_TP3 (pid 17) was killed by signal 9",
+        "[2026-01-01 00:00:01 TP1] Scheduler hit an exception: Traceback (most recent call last):",
+        "  File x",
+        "RuntimeError: Connection closed by peer",
+    ]
+    assert telling_lines(lines) == lines[:2]
