@@ -374,6 +374,7 @@ RULES = [
         "key": "grpc-port",
         "severity": "error",
         "when": [("grpc-port", "is not", None)],
+        "since": "0.5.16",
         "found": "{grpc-port}, a listener that checks no keys",
         "expected": "none",
         "remedy": "leave it out",
