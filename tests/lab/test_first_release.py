@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from tests.lab.conftest import HOST, ROOT
+from tests.lab_hosts import ROOT
 
 CRASH = "'KimiK25ForConditionalGeneration' object has no attribute 'set_eagle3_layers_to_capture'"
 NO_GPU = "0 active drivers"
@@ -78,9 +78,9 @@ def test_unpatched_engine_dies_after_the_load(node, staged):
     subprocess.run(
         [
             "ansible",
-            HOST,
+            node.name,
             "-i",
-            str(ROOT / "inventories/test"),
+            str(node.inventory),
             "-m",
             "python_delegate",
             "-a",
