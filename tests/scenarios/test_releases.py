@@ -24,7 +24,7 @@ def wait_until(condition, seconds, what):
 
 
 def deploy_killed_at(node, task, checkpoint, tmp_path):
-    """Start a deploy, and kill ansible with SIGKILL as soon as it begins the task; False if it ended before."""
+    """Start a deploy, and kill ansible as soon as it begins the task; False if it ended before."""
     log = tmp_path / "killed.log"
     command = ["ansible-playbook", "deploy.yml", "-i", str(node.inventory), "--limit", node.name]
     with log.open("w") as out:
@@ -54,7 +54,7 @@ def serves(node):
 # Each is the start of something that writes; the checkpoint alternates, so that every deploy is an upgrade.
 KILL_AT = [
     "Install the engine's distributions (several GB for a GPU node)",
-    "Write the attestation, which makes the tree complete",
+    "Attest the engine",
     "Ensure that the models are there, complete and verified",
     "Write the configuration of the release",
     "Install the launcher",
@@ -110,13 +110,12 @@ def test_half_removed_engine_is_refused_and_made_anew_once_told(node, play):  # 
 def test_full_disk_while_staging_leaves_the_server_alone(node, play):  # noqa: F811
     before = node.invocation()
     # The engines of another release go to a small file system of their own.
-    node.sh(
-        "mkdir -p /opt/small && mount -t tmpfs -o size=300m tmpfs /opt/small && mkdir -p /opt/small/{engines,tools,releases}"
-    )
+    node.sh("mkdir -p /opt/small && mount -t tmpfs -o size=300m tmpfs /opt/small")
+    node.sh("mkdir /opt/small/engines /opt/small/tools")
     extra = {"sglang_engine_root": "/opt/small", "sglang_engine_version": "0.5.9"}
     run = play("deploy.yml", "--tags stage", extra=extra)
     assert run.rc != 0
-    assert "No space left on device" in run.message
+    assert "No space left on device" in run.stdout
     assert node.invocation() == before
     assert serves(node)
     node.sh("umount /opt/small")
