@@ -119,8 +119,7 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_kit import acceptance
-from ansible.module_utils.sglang_kit.probe import served_models
-from ansible.module_utils.sglang_kit.probe_http import Server
+from ansible.module_utils.sglang_kit.probe_http import Server, served_models
 
 
 def failure(reply):

@@ -27,6 +27,17 @@ options:
       - systemd's invocation id of the start to read from the journal.
       - Without it, the unit's present or last one is read. systemd forgets that after a clean stop.
     type: str
+  release:
+    description: Directory of the release, or a link to it, whose weight files are counted.
+    type: path
+    default: /opt/sglang/current
+  node:
+    description:
+      - Whether to look at the node as well, which takes some seconds where a GPU is ill.
+      - Who holds the GPUs' memory, how full /dev/shm is, and what the kernel has said since the start about
+        killed processes, GPUs and disks.
+    type: bool
+    default: false
   log_lines:
     description: How many of the last lines of this start to return, without progress bars.
     type: int
@@ -85,6 +96,8 @@ start:
     bar: {description: "Its progress bar: name, percent, done, total, elapsed_s, remaining_s.", type: dict}
     progress: {description: A count that grows with each step forward., type: int}
     progress_age_s: {description: Seconds since the last step forward., type: float}
+    phase_s: {description: Seconds since the phase was entered., type: float}
+    lost: {description: The line that says that the start is lost; null if there is none., type: str}
     history: {description: "The phases so far: phase, part, at (seconds since 1970).", type: list}
 http:
   description: What the port says.
@@ -94,19 +107,42 @@ http:
     listening: {description: Whether the port accepts connections., type: bool}
     models_status: {description: "HTTP status of /v1/models; null if it did not answer in time.", type: int}
     models: {description: The served model names., type: list}
+weights:
+  description: "The release's weight files, for target and drafter: files, bytes, largest_bytes."
+  returned: always
+  type: dict
+node:
+  description: What the node says.
+  returned: if asked for
+  type: dict
+  contains:
+    gpus:
+      description: >-
+        index, used_mib, total_mib and holders (pid, name, memory_mib) of each GPU; null if nvidia-smi is
+        not there or does not answer.
+      type: list
+    shm: {description: total_bytes and free_bytes of /dev/shm; null if there is none., type: dict}
+    kernel_readable: {description: Whether the kernel's log could be read., type: bool}
+    kernel: {description: "Its lines since the start about killed processes, GPUs and disks.", type: list}
 log:
   description: The last lines of this start.
   returned: always
   type: list
 """
 
+import os
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_kit import probe
-from ansible.module_utils.sglang_kit.probe_http import Server
+from ansible.module_utils.sglang_kit import gpu_smi, probe
+from ansible.module_utils.sglang_kit.probe_http import Server, served_models
+from ansible.module_utils.sglang_kit.startup_log import weights
 
 HTTP_TIMEOUT_S = 0.5
+# nvidia-smi can hang for ever on a GPU that is gone.
+SMI_TIMEOUT_S = 10
+# A death and its kernel line are written by different clocks.
+KERNEL_MARGIN_S = 5
 
 
 def observe_unit(module, unit):
@@ -140,13 +176,51 @@ def read_journal(module, invocation):
     return probe.parse_journal(text)
 
 
+def read_kernel(module, since):
+    """Return the kernel's records since then (seconds since 1970), or None if they cannot be read."""
+    journalctl = module.get_bin_path("journalctl")
+    if not journalctl:
+        return None
+    rc, text, _err = module.run_command(
+        [journalctl, "--dmesg", "--output=json", "--all", "--no-pager", f"--since=@{int(since)}"]
+    )
+    return None if rc else probe.parse_journal(text)
+
+
+def observe_gpus(module):
+    """Return what is held of the GPUs' memory, or None if nvidia-smi does not say."""
+    smi, limit = module.get_bin_path("nvidia-smi"), module.get_bin_path("timeout")
+    if not smi or not limit:
+        return None
+    rc, text, _err = module.run_command([limit, str(SMI_TIMEOUT_S), smi, "-q", "-x"])
+    try:
+        return None if rc else probe.gpu_memory(gpu_smi.read_xml(text)["gpus"])
+    except gpu_smi.SmiError:
+        return None
+
+
+def observe_node(module, since):
+    """Return the node's part of an observation."""
+    shm = None
+    if os.path.ismount("/dev/shm"):
+        found = os.statvfs("/dev/shm")
+        shm = {"total_bytes": found.f_blocks * found.f_frsize, "free_bytes": found.f_bavail * found.f_frsize}
+    kernel = read_kernel(module, since)
+    return {
+        "gpus": observe_gpus(module),
+        "shm": shm,
+        "kernel_readable": kernel is not None,
+        "kernel": probe.kernel_lines(kernel or []),
+    }
+
+
 def observe_http(server):
     """Return the HTTP part of an observation."""
     answer = server.get("/v1/models")
     return {
         "listening": answer.status is not None or answer.error == "timeout",
         "models_status": answer.status,
-        "models": probe.served_models(answer.text) if answer.status == 200 else [],
+        "models": served_models(answer.text) if answer.status == 200 else [],
     }
 
 
@@ -156,6 +230,8 @@ def main():
             "unit": {"type": "str", "default": "sglang.service"},
             "url": {"type": "str", "default": "http://127.0.0.1:30000"},
             "invocation": {"type": "str"},
+            "release": {"type": "path", "default": "/opt/sglang/current"},
+            "node": {"type": "bool", "default": False},
             "log_lines": {"type": "int", "default": 0},
         },
         supports_check_mode=True,
@@ -167,13 +243,22 @@ def main():
     unit = observe_unit(module, module.params["unit"])
     records = read_journal(module, module.params["invocation"] or unit["invocation"])
     active = unit["active_state"] == "active" and module.params["invocation"] in (None, unit["invocation"])
-    module.exit_json(
-        changed=False,
-        unit=unit,
-        start=probe.read_start(records, time.time(), active),
-        http=observe_http(server),
-        log=probe.tail(records, module.params["log_lines"]),
-    )
+    now = time.time()
+    result = {
+        "changed": False,
+        "unit": unit,
+        "start": probe.read_start(records, now, active),
+        "http": observe_http(server),
+        "weights": {
+            part: weights(os.path.join(module.params["release"], folder))
+            for part, folder in (("target", "model"), ("drafter", "drafter"))
+        },
+        "log": probe.tail(records, module.params["log_lines"]),
+    }
+    if module.params["node"]:
+        began = records[0][0] if records else now - (unit["age_s"] or 0)
+        result["node"] = observe_node(module, began - KERNEL_MARGIN_S)
+    module.exit_json(**result)
 
 
 if __name__ == "__main__":

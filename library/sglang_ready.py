@@ -30,15 +30,21 @@ options:
     description: The served model name that is expected. Empty takes any.
     type: str
     default: ''
+  release:
+    description: Directory of the release, or a link to it, whose weight files decide what time a load gets.
+    type: path
+    default: /opt/sglang/current
   previous:
     description: systemd's invocation id of the run that this start replaces, if a restart was only queued.
     type: str
   budget:
-    description: Seconds in all.
+    description: Seconds in all, beside one for each 256 MiB of weights.
     type: int
     default: 3600
   patience:
-    description: Seconds without progress that a phase is allowed, by phase. Over the built-in ones.
+    description:
+      - Seconds without progress that a phase is allowed, by phase. Over the built-in ones, of which that of
+        loading weights grows with the largest weight file.
     type: dict
     default: {}
   poll:
@@ -76,12 +82,12 @@ waited_s:
   returned: when it waited
   type: float
 phases:
-  description: "The phases of the start, up to serving: phase, part, seconds."
+  description: "The phases of the start, up to serving: phase, part, at (seconds since 1970), seconds."
   returned: when it waited
   type: list
 observation:
   description: The last observation, as M(sglang_probe) returns it.
-  returned: success
+  returned: when it waited
   type: dict
 answer:
   description: The answer that proved it ready.

@@ -6,12 +6,18 @@ from __future__ import annotations
 
 from collections import namedtuple
 
-from ansible.module_utils.sglang_kit.startup_log import STALL_SECONDS
+from ansible.module_utils.sglang_kit.startup_log import patience
 
 # A restart that was just asked for can leave the unit inactive for a moment.
 GRACE_S = 5.0
 # systemd holds it for started, but its health endpoint does not say 200.
 UNHEALTHY_S = 120.0
+
+GIB = 1 << 30
+# Bytes a second that the whole budget allows for the weights: a quarter of what a plain disk of today reads.
+SLOW_LOAD = 256 << 20
+# A rate is not worth telling before that.
+RATE_AFTER_S = 5.0
 
 # kind: "up", "wrong", "dead", "gone", "stalled", "late", "absent". text: what is so, in a few words.
 Verdict = namedtuple("Verdict", ["kind", "text"])
@@ -20,13 +26,14 @@ Verdict = namedtuple("Verdict", ["kind", "text"])
 class Watch:
     """Watches one start of the server.
 
-    budget_s: seconds in all. stall_s: seconds without progress by phase, over STALL_SECONDS.
+    budget_s: seconds in all beside the weights, which get one for each SLOW_LOAD bytes.
+    stall_s: seconds without progress by phase, over patience().
     previous: invocation id of the run that this start replaces, or None.
     """
 
     def __init__(self, budget_s, stall_s=None, previous=None):
         self.budget_s = budget_s
-        self.stall_s = dict(STALL_SECONDS, **(stall_s or {}))
+        self.stall_s = stall_s or {}
         self.previous = previous
         self.invocation = None
         self._restarts = 0
@@ -95,14 +102,16 @@ class Watch:
         return None
 
     def _patience(self, observation, now):
-        start = observation["start"]
-        limit = self.stall_s.get(start["phase"])
+        start, weights = observation["start"], observation["weights"]
+        largest = max(part["largest_bytes"] for part in weights.values())
+        limit = dict(patience(largest), **self.stall_s).get(start["phase"])
         starting = observation["unit"]["active_state"] == "activating" or start["phase"] != "serving"
         if self.invocation and starting and limit is not None and start["progress_age_s"] > limit:
             text = f"no progress for {start['progress_age_s']:.0f} s (allowed: {limit:.0f} s)"
             return Verdict("stalled", text)
-        if now - self._began > self.budget_s:
-            return Verdict("late", f"it is not up after {self.budget_s:.0f} s")
+        budget = self.budget_s + sum(part["bytes"] for part in weights.values()) / SLOW_LOAD
+        if now - self._began > budget:
+            return Verdict("late", f"it is not up after {budget:.0f} s")
         return None
 
 
@@ -122,25 +131,52 @@ def clock(seconds):
 
 
 def progress_line(observation):
-    """The line that is shown for an observation: phase, progress, time since the start, estimate."""
+    """The line that is shown for an observation: phase, progress, GiB, time since the start, estimate."""
     unit, start = observation["unit"], observation["start"]
     if unit["active_state"] in ("activating", "active") and unit["sub_state"] != "auto-restart":
         text = start["described"]
     else:
         text = f"the unit is {unit['active_state']} ({unit['sub_state']})"
+    bar = start["bar"]
+    # Until the newest step forward; what came after it is of the next one.
+    seconds = start["phase_s"] - start["progress_age_s"]
+    measured = bool(bar and bar["done"]) and seconds >= RATE_AFTER_S
+    size = observation["weights"].get(start["part"], {}).get("bytes", 0)
+    if bar and start["phase"] == "loading_weights" and size >= GIB:
+        done = size * bar["done"] / bar["total"]
+        text += f", {done / GIB:.0f} of {size / GIB:.0f} GiB"
+        if measured:
+            text += f" at {done / seconds / GIB:.2f} GiB/s"
     if unit["age_s"] is not None and unit["main_pid"]:
         text += ", " + clock(unit["age_s"])
-    if start["bar"] and start["bar"]["remaining_s"]:
-        text += ", about {} left".format(clock(start["bar"]["remaining_s"]))
+    left = seconds * (bar["total"] - bar["done"]) / bar["done"] if measured else bar and bar["remaining_s"]
+    if left:
+        text += f", about {clock(left)} left"
     return text
 
 
+def seen_on_node(node):
+    """Return what of a node's part of an observation can have to do with a death (list of str)."""
+    said = ["kernel: " + line for line in node["kernel"][-5:]]
+    for gpu in node["gpus"] or []:
+        for holder in gpu["holders"]:
+            said.append(
+                "GPU {}: {} MiB held by {name} (pid {pid})".format(
+                    gpu["index"], holder["memory_mib"], **holder
+                )
+            )
+    shm = node["shm"]
+    if shm and shm["free_bytes"] < shm["total_bytes"] / 10:
+        said.append("/dev/shm: {} of {} MiB free".format(shm["free_bytes"] >> 20, shm["total_bytes"] >> 20))
+    return said
+
+
 def phase_times(history, now):
-    """Turn a start's history into [{"phase", "part", "seconds"}] up to serving; `now` ends an open one."""
+    """Turn a start's history into [{phase, part, at, seconds}] up to serving; `now` ends an open one."""
     times = []
     for step, following in zip(history, [*history[1:], {"at": now}]):
         if step["phase"] == "serving":
             break
         seconds = round(following["at"] - step["at"], 1)
-        times.append({"phase": step["phase"], "part": step["part"], "seconds": seconds})
+        times.append(dict(step, seconds=seconds))
     return times

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from ansible.module_utils.sglang_kit.startup_log import StartupLog, parse_bar, split_record
 
@@ -23,6 +24,12 @@ UNIT_PROPERTIES = (
     "SubState",
     "UnitFileState",
 )
+# Of the kernel's log, what can end an engine: the OOM killer, the GPUs' driver, disks.
+_KERNEL = re.compile(
+    r"Out of memory: Killed|Memory cgroup out of memory|oom-kill:|NVRM: |fallen off the bus|"
+    r"I/O error|blk_update_request|critical medium error|nvme\w+: .*timeout"
+)
+KERNEL_LINES = 50
 # Enough for the whole start of eight ranks with an hour of progress bars.
 JOURNAL_LINES = 6000
 
@@ -95,6 +102,8 @@ def read_start(records, now, active):
         "bar": log.bar,
         "progress": log.progress,
         "progress_age_s": round(max(0.0, now - log.last_progress_at), 1),
+        "phase_s": round(max(0.0, now - log.history[-1]["at"]), 1),
+        "lost": log.lost,
         "history": log.history if known else [],
     }
 
@@ -107,9 +116,22 @@ def tail(records, limit):
     return lines[-limit:] if limit else []
 
 
-def served_models(text):
-    """Return the names in an answer of /v1/models (list of str); empty if it is not one."""
-    try:
-        return [str(model["id"]) for model in json.loads(text)["data"]]
-    except (ValueError, KeyError, TypeError):
-        return []
+def kernel_lines(records):
+    """Return those of the kernel's records that can explain the end of an engine (list of str)."""
+    return [message for _at, message in records if _KERNEL.search(message)][-KERNEL_LINES:]
+
+
+def gpu_memory(gpus):
+    """Return what is held of each GPU's memory, in MiB, and by whom.
+
+    gpus: as gpu_smi.read_xml returns them.
+    """
+    return [
+        {
+            "index": gpu["index"],
+            "used_mib": gpu["memory_used_mib"],
+            "total_mib": gpu["memory_total_mib"],
+            "holders": gpu["processes"],
+        }
+        for gpu in gpus
+    ]

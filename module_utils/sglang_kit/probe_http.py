@@ -1,6 +1,9 @@
 # Copyright: the sglang-kit contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Ask the server over plain HTTP, as the node sees it. An answer of any kind is data, never an exception."""
+"""Ask the server over plain HTTP, as the node sees it. An answer of any kind is data, never an exception.
+
+Standard library only, Python 3.8 and later: the node's own timer imports this file from its folder.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,14 @@ def parse_url(url):
     if parts.scheme != "http" or not parts.hostname or parts.path.strip("/") or parts.query:
         raise ValueError(f"url is {url!r}, expected something like http://127.0.0.1:30000")
     return parts.hostname, parts.port or 80
+
+
+def served_models(text):
+    """Return the names in an answer of /v1/models (list of str); empty if it is not one."""
+    try:
+        return [str(model["id"]) for model in json.loads(text)["data"]]
+    except (ValueError, KeyError, TypeError):
+        return []
 
 
 class Server:

@@ -9,6 +9,7 @@ launcher imports this file from its own folder on the node, Ansible's modules im
 
 from __future__ import annotations
 
+import os
 import re
 
 PHASES = {
@@ -26,6 +27,7 @@ PHASES = {
 
 # Seconds that a healthy engine may stay in a phase, or at one shard or batch of it, without any progress.
 # Imports of a cold node and JIT compilation are silent for minutes; the engine's own warm-up limit is 600 s.
+# Reading weights gets more where the files are large: see patience().
 STALL_SECONDS = {
     "starting": 600,
     "distributed": 600,
@@ -38,6 +40,10 @@ STALL_SECONDS = {
     # The log says so, but the health endpoint does not yet.
     "serving": 660,
 }
+# Bytes a second of the slowest storage that is worth waiting for. A shard shows only when it is read, and the
+# engine reads this many of them at once.
+SLOWEST_READ = 64 << 20
+READERS = 8
 
 # The launcher's own lines begin with this, and it writes ANSWERS once the server's health endpoint says 200.
 LAUNCHER_PREFIX = "launcher: "
@@ -82,6 +88,22 @@ _MILESTONES = [
         (r"Gracefully exiting", "draining"),
     ]
 ]
+
+
+def weights(folder):
+    """Return {"files", "bytes", "largest_bytes"} of a model folder's weight files; zeros without any."""
+    try:
+        names = [name for name in os.listdir(folder) if name.endswith(".safetensors")]
+        sizes = [os.path.getsize(os.path.join(folder, name)) for name in names]
+    except OSError:
+        sizes = []
+    return {"files": len(sizes), "bytes": sum(sizes), "largest_bytes": max(sizes, default=0)}
+
+
+def patience(largest_bytes):
+    """Return STALL_SECONDS for a model whose largest weight file has that many bytes."""
+    silent = READERS * largest_bytes / SLOWEST_READ
+    return dict(STALL_SECONDS, loading_weights=max(STALL_SECONDS["loading_weights"], silent))
 
 
 def split_record(text):

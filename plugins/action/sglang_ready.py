@@ -19,7 +19,8 @@ if PROJECT_UTILS not in ansible.module_utils.__path__:
 
 from ansible.module_utils.sglang_kit import diagnoses, gate
 
-DEATH_LINES = 400
+# Eight ranks say each their own last words.
+DEATH_LINES = 1500
 # A line that only the clock changed is not worth printing; progress within a phase is, this often.
 SHOW_EVERY_S = 10.0
 # The connection may come and go while a node is busy; longer silence is the caller's to see.
@@ -31,6 +32,7 @@ ARGUMENTS = {
     "unit": {"type": "str", "default": "sglang.service"},
     "url": {"type": "str", "default": "http://127.0.0.1:30000"},
     "model": {"type": "str", "default": ""},
+    "release": {"type": "path", "default": "/opt/sglang/current"},
     "previous": {"type": "str"},
     "budget": {"type": "int", "default": 3600},
     "patience": {"type": "dict", "default": {}},
@@ -102,10 +104,12 @@ class ActionModule(ActionBase):
 
     def explain(self, watch, verdict):
         """Describe a bad end: msg, causes and log."""
-        observation = self.probe(invocation=watch.invocation, log_lines=DEATH_LINES)
-        unit, start = observation["unit"], observation["start"]
+        observation = self.probe(invocation=watch.invocation, log_lines=DEATH_LINES, node=True)
+        unit, start, node = observation["unit"], observation["start"], observation["node"]
         lines = observation["log"]
-        causes = diagnoses.diagnose(self.args["diagnoses"], unit, lines)
+        causes = diagnoses.diagnose(
+            self.args["diagnoses"], unit, lines, node["kernel"], start["phase"], verdict.kind
+        )
         telling = diagnoses.telling_lines(lines)
         text = [f"{self.args['unit']} on {self.host}: {verdict.text}"]
         if start["phase"] and start["phase"] != "serving":
@@ -116,13 +120,17 @@ class ActionModule(ActionBase):
             text += ["Cause: " + entry["cause"], "Remedy: " + entry["remedy"]]
         if not causes and verdict.kind in ("dead", "stalled"):
             text.append("No known cause fits.")
+        seen = gate.seen_on_node(node)
+        if seen:
+            text += ["Seen on the node:"] + ["  " + line for line in seen]
         if telling:
             text += ["The engine's last telling lines:"] + ["  " + line for line in telling]
-        return {"msg": "\n".join(text), "causes": causes, "log": telling}
+        return {"msg": "\n".join(text), "causes": causes, "log": telling, "observation": observation}
 
     def probe(self, deaf_until=0.0, **options):
         """Take one observation; outlast a connection that is lost for a while."""
-        arguments = {"unit": self.args["unit"], "url": self.args["url"], **options}
+        arguments = {key: self.args[key] for key in ("unit", "url", "release")}
+        arguments.update(options)
         lost = False
         while True:
             try:

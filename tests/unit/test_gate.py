@@ -2,6 +2,7 @@
 
 import pytest
 from ansible.module_utils.sglang_kit import gate
+from ansible.module_utils.sglang_kit.startup_log import StartupLog
 
 
 def observation(state="activating", sub="start", phase="loading_weights", age=0.0, **unit):
@@ -22,8 +23,16 @@ def observation(state="activating", sub="start", phase="loading_weights", age=0.
     fields.update(unit)
     return {
         "unit": fields,
-        "start": {"phase": phase, "described": "loading weights", "progress_age_s": age, "bar": None},
+        "start": {
+            "phase": phase,
+            "part": "target",
+            "described": "loading weights",
+            "progress_age_s": age,
+            "phase_s": 100.0 + age,
+            "bar": None,
+        },
         "http": {"listening": listening},
+        "weights": {part: {"files": 0, "bytes": 0, "largest_bytes": 0} for part in ("target", "drafter")},
     }
 
 
@@ -148,7 +157,8 @@ def test_how_it_ended(unit, text):
 def test_the_progress_line():
     seen = observation(age_s=190.2)
     assert gate.progress_line(seen) == "loading weights, 3m10s"
-    seen["start"]["bar"] = {"remaining_s": 80}
+    # the engine's own estimate, until there is a rate to measure
+    seen["start"]["bar"] = {"done": 0, "total": 119, "remaining_s": 80}
     assert gate.progress_line(seen) == "loading weights, 3m10s, about 1m20s left"
     stopped = observation("inactive", "dead", main_pid=0)
     assert gate.progress_line(stopped) == "the unit is inactive (dead)"
@@ -160,9 +170,121 @@ def test_phase_times_end_with_serving_or_now():
         {"phase": "loading_weights", "part": "target", "at": 110.0},
     ]
     assert gate.phase_times(history, 130.0) == [
-        {"phase": "starting", "part": None, "seconds": 10.0},
-        {"phase": "loading_weights", "part": "target", "seconds": 20.0},
+        {"phase": "starting", "part": None, "at": 100.0, "seconds": 10.0},
+        {"phase": "loading_weights", "part": "target", "at": 110.0, "seconds": 20.0},
     ]
     history.append({"phase": "serving", "part": "target", "at": 125.0})
     assert gate.phase_times(history, 999.0)[-1]["seconds"] == 15.0
     assert len(gate.phase_times(history, 999.0)) == 2
+
+
+KIMI = {
+    "target": {"files": 119, "bytes": 550 * gate.GIB, "largest_bytes": 5 * gate.GIB},
+    "drafter": {"files": 1, "bytes": 2 * gate.GIB, "largest_bytes": 2 * gate.GIB},
+}
+
+
+def test_the_rate_and_the_time_left_are_measured_up_to_the_newest_shard():
+    seen = dict(observation(age_s=190.2, age=7.0), weights=KIMI)
+    seen["start"].update(
+        described="loading weights 50/119 (42%)",
+        phase_s=117.0,
+        bar={"done": 50, "total": 119, "remaining_s": 3},
+    )
+    # 231 of 550 GiB in 110 s; 69 shards more at 2.2 s each
+    assert gate.progress_line(seen) == (
+        "loading weights 50/119 (42%), 231 of 550 GiB at 2.10 GiB/s, 3m10s, about 2m31s left"
+    )
+
+
+def test_the_drafter_has_its_own_size():
+    seen = dict(observation(), weights=KIMI)
+    seen["start"].update(part="drafter", phase_s=2.0, bar={"done": 1, "total": 2, "remaining_s": 1})
+    assert gate.progress_line(seen) == "loading weights, 1 of 2 GiB, 1m00s, about 1s left"
+
+
+class SlowNode:
+    """A node whose disk gives a shard every `period` seconds, in simulated time, as the probe sees it."""
+
+    def __init__(self, period, hang_at=None):
+        self.period, self.hang_at = period, hang_at
+        self.log = StartupLog(at=0.0)
+        self.log.feed("[2026-01-01 00:00:00 TP0] Load weight begin. avail mem=170.00 GB", 0.0)
+        self.done = 0
+
+    def at(self, now):
+        while self.done < 119 and (self.done + 1) * self.period <= now and self.done != self.hang_at:
+            self.done += 1
+            bar = f"{self.done * 100 // 119:3d}% Completed | {self.done}/119 [00:01<00:01, 1it/s]"
+            self.log.feed("Multi-thread loading shards: " + bar, self.done * self.period)
+        if self.done == 119:
+            return dict(UP, weights=KIMI)
+        seen = dict(observation(age_s=now, age=now - self.log.last_progress_at), weights=KIMI)
+        seen["start"].update(
+            phase=self.log.phase, described=self.log.describe(), bar=self.log.bar, phase_s=now
+        )
+        return seen
+
+
+def ends(node, watch):
+    """The second and the verdict with which a watch of that node ends, polled every two seconds."""
+    now = 0.0
+    while True:
+        verdict = watch.judge(node.at(now), now)
+        if verdict:
+            return now, verdict
+        now += 2.0
+
+
+def test_a_load_of_twenty_minutes_and_more_ends_well():
+    now, verdict = ends(SlowNode(period=10.5), gate.Watch(600))
+    assert verdict.kind == "up"
+    assert 1240 < now < 1260
+
+
+def test_a_load_that_hangs_ends_within_what_its_files_are_allowed():
+    # 8 files of 5 GiB at 64 MiB a second
+    allowed = 640
+    now, verdict = ends(SlowNode(period=2.0, hang_at=57), gate.Watch(600))
+    assert verdict.kind == "stalled"
+    assert 57 * 2 + allowed < now <= 57 * 2 + allowed + 4
+    assert f"(allowed: {allowed} s)" in verdict.text
+
+
+def test_small_files_are_allowed_no_less_than_any_start():
+    watch = watched()
+    assert watch.judge(observation(age=299.0), 10) is None
+    assert watch.judge(observation(age=301.0), 12).kind == "stalled"
+
+
+def test_the_whole_budget_grows_with_the_weights():
+    seen = dict(observation(), weights=KIMI)
+    watch = gate.Watch(600)
+    assert watch.judge(seen, 0) is None
+    # 552 GiB at a quarter of a GiB a second
+    assert watch.judge(seen, 600 + 2208) is None
+    assert watch.judge(seen, 600 + 2209) == gate.Verdict("late", "it is not up after 2808 s")
+
+
+def test_what_is_seen_on_the_node():
+    node = {
+        "kernel": ["Out of memory: Killed process 17 (python)"],
+        "kernel_readable": True,
+        "gpus": [
+            {"index": 0, "used_mib": 0, "total_mib": 183359, "holders": []},
+            {
+                "index": 1,
+                "used_mib": 2575,
+                "total_mib": 183359,
+                "holders": [{"pid": 423, "name": "python3", "memory_mib": 2566}],
+            },
+        ],
+        "shm": {"total_bytes": 64 << 20, "free_bytes": 1 << 20},
+    }
+    assert gate.seen_on_node(node) == [
+        "kernel: Out of memory: Killed process 17 (python)",
+        "GPU 1: 2566 MiB held by python3 (pid 423)",
+        "/dev/shm: 1 of 64 MiB free",
+    ]
+    empty = {"kernel": [], "kernel_readable": False, "gpus": None, "shm": None}
+    assert gate.seen_on_node(empty) == []

@@ -7,7 +7,7 @@ import stat
 import pytest
 import sglang_probe
 from ansible.module_utils.sglang_kit import probe
-from ansible.module_utils.sglang_kit.probe_http import Server, parse_url
+from ansible.module_utils.sglang_kit.probe_http import Server, parse_url, served_models
 from ansible.module_utils.testing import patch_module_args
 
 LOADING = """\
@@ -124,7 +124,7 @@ def test_the_tail_has_no_bars():
     ],
 )
 def test_served_models(text, names):
-    assert probe.served_models(text) == names
+    assert served_models(text) == names
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:30000", "https://x", "http://", "http://x/v1", "http://x?y"])
@@ -141,11 +141,11 @@ def test_a_closed_port_is_refused():
 def node(tmp_path, monkeypatch):
     """Return a function that puts systemctl and journalctl with given output on the PATH."""
 
-    def make(systemctl, journal):
-        for name, text in (("systemctl", systemctl), ("journalctl", journal)):
+    def make(systemctl, journal, **tools):
+        for name, text in {"systemctl": systemctl, "journalctl": journal, **tools}.items():
             (tmp_path / (name + ".out")).write_text(text)
             tool = tmp_path / name
-            tool.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/{name}.args\ncat {tmp_path}/{name}.out\n')
+            tool.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/{name}.args\ncat {tmp_path}/{name}.out\n')
             tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
         return tmp_path
@@ -194,3 +194,55 @@ def test_the_module_refuses_a_wrong_url(node, capsys):
     result = run(capsys, url="127.0.0.1:30000")
     assert result["failed"]
     assert "expected something like http://127.0.0.1:30000" in result["msg"]
+
+
+SMI = """<?xml version="1.0" ?>
+<nvidia_smi_log><driver_version>580.1</driver_version><gpu id="00000000:00:06.0">
+<fb_memory_usage><total>143771 MiB</total><used>2575 MiB</used></fb_memory_usage>
+<processes><process_info><pid>423</pid><process_name>python3</process_name><used_memory>2566 MiB</used_memory>
+</process_info></processes></gpu></nvidia_smi_log>
+"""
+
+
+def test_the_module_looks_at_the_node_when_asked(node, capsys):
+    journal = "\n".join(
+        [
+            entry("[2026-01-01 00:00:00 TP0] Load weight begin. avail mem=1.00 GB", 1000.0),
+            entry("Memory cgroup out of memory: Killed process 17 (python)", 1001.0),
+            entry("audit: type=1400 apparmor", 1001.0),
+        ]
+    )
+    tools = node(LOADING, journal, **{"nvidia-smi": SMI})
+    result = run(capsys, url="http://127.0.0.1:1", node=True)["node"]
+    assert result["kernel"] == ["Memory cgroup out of memory: Killed process 17 (python)"]
+    assert result["kernel_readable"]
+    holders = [{"pid": 423, "name": "python3", "memory_mib": 2566}]
+    assert result["gpus"] == [{"index": 0, "used_mib": 2575, "total_mib": 143771, "holders": holders}]
+    assert result["shm"]["free_bytes"] <= result["shm"]["total_bytes"]
+    # a little before the first line of the start
+    assert "--dmesg" in (tools / "journalctl.args").read_text().splitlines()[1]
+    assert "--since=@995" in (tools / "journalctl.args").read_text()
+
+
+def test_a_node_without_gpus_and_without_a_kernel_log(node, capsys):
+    tools = node(ABSENT, "")
+    (tools / "journalctl").write_text("#!/bin/sh\nexit 1\n")
+    result = run(capsys, url="http://127.0.0.1:1", node=True)["node"]
+    assert (result["gpus"], result["kernel"], result["kernel_readable"]) == (None, [], False)
+
+
+def test_an_ill_gpu_is_no_failure_of_the_probe(node, capsys):
+    node(LOADING, "", **{"nvidia-smi": "Unable to determine the device handle for GPU0000:1B:00.0"})
+    assert run(capsys, url="http://127.0.0.1:1", node=True)["node"]["gpus"] is None
+
+
+def test_the_module_counts_the_weights_of_the_release(node, capsys, tmp_path):
+    node(ABSENT, "")
+    (tmp_path / "r1/model").mkdir(parents=True)
+    (tmp_path / "current").symlink_to(tmp_path / "r1")
+    (tmp_path / "r1/model/a.safetensors").write_bytes(b"x" * 10)
+    (tmp_path / "r1/model/b.safetensors").write_bytes(b"x" * 30)
+    (tmp_path / "r1/model/config.json").write_text("{}")
+    result = run(capsys, url="http://127.0.0.1:1", release=str(tmp_path / "current"))["weights"]
+    assert result["target"] == {"files": 2, "bytes": 40, "largest_bytes": 30}
+    assert result["drafter"] == {"files": 0, "bytes": 0, "largest_bytes": 0}

@@ -47,10 +47,13 @@ def seen(described, state="activating", sub="start", phase="loading_weights", pr
             "described": described,
             "progress": progress,
             "progress_age_s": age,
+            "phase_s": 10.0,
             "bar": None,
             "history": [{"phase": phase, "part": "target", "at": 0.0}],
         },
         "http": {"listening": state == "active", "models": [], "models_status": None},
+        "weights": {part: {"files": 0, "bytes": 0, "largest_bytes": 0} for part in ("target", "drafter")},
+        "node": {"kernel": ["NVRM: Xid 79"], "kernel_readable": True, "gpus": None, "shm": None},
         "log": log,
     }
 
@@ -160,6 +163,9 @@ def test_a_death_ends_the_wait_in_the_poll_that_sees_it(wait):
     assert "  E: incomplete metadata" in result["msg"].splitlines()
     # The evidence is that of the run that died, though systemd may have started another.
     assert node.calls[-1][1]["invocation"] == "one"
+    # The node itself is looked at when there is something to explain, not before.
+    assert [args.get("node", False) for _name, args in node.calls] == [False, False, True]
+    assert "  kernel: NVRM: Xid 79" in result["msg"].splitlines()
 
 
 def test_a_death_without_a_known_cause_says_so(wait):
@@ -193,7 +199,7 @@ def test_the_budget(wait):
 def test_no_unit(wait):
     result, _node = wait([seen("", "inactive", "dead", None, exists=False, load_state="not-found")])
     assert result["verdict"] == "absent"
-    assert result["msg"] == "sglang.service on n1: the node has no such unit"
+    assert result["msg"].splitlines()[0] == "sglang.service on n1: the node has no such unit"
 
 
 def test_healthy_but_another_model(wait):

@@ -8,6 +8,7 @@ from ansible.module_utils.sglang_kit.startup_log import (
     STALL_SECONDS,
     StartupLog,
     parse_bar,
+    patience,
     split_prefix,
     split_record,
 )
@@ -254,3 +255,10 @@ def test_the_words_of_a_request_lose_nothing():
     log = StartupLog(at=0)
     log.feed("[2026-01-01 00:00:00] Received a request: text='Scheduler hit an exception'")
     assert log.lost is None
+
+
+def test_patience_grows_with_the_largest_file():
+    assert patience(0) == STALL_SECONDS
+    assert patience(2 << 30) == STALL_SECONDS
+    # 8 files of 5 GiB at 64 MiB a second
+    assert patience(5 << 30) == dict(STALL_SECONDS, loading_weights=640)

@@ -268,7 +268,8 @@ class Launcher:
     def __init__(self, release, drain_s, stall_s=None):
         self.release = Path(release).resolve(strict=True)
         self.drain_s = drain_s
-        self.stall_s = startup_log.STALL_SECONDS if stall_s is None else stall_s
+        largest = startup_log.weights(self.release / "model")["largest_bytes"]
+        self.stall_s = startup_log.patience(largest) if stall_s is None else stall_s
         self.runtime = Path(os.environ.get("RUNTIME_DIRECTORY", "/run/sglang"))
         self.config = self.prepare_config()
         text = self.config.read_text(encoding="utf-8")
@@ -390,6 +391,8 @@ class Launcher:
             notify("STOPPING=1", "STATUS=draining")
             self.child.send_signal(signal.SIGTERM)
         if self.stopping_at is not None:
+            if not self.ready and self.lost(now):
+                return  # there is nothing to drain
             if now - self.stopping_at >= self.drain_s:
                 say(f"still draining after {self.drain_s:.0f} s, requests in flight are lost")
                 self.child.kill()
