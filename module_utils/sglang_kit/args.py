@@ -21,7 +21,7 @@ import subprocess
 import tempfile
 
 from . import args_child
-from .releases_facts import RENAMED
+from .args_rules import DROPPED, FILE_FORMS, SUCCESSORS
 
 # Where an engine keeps what it compiles. Nothing of root's may lie there for the service to trip over.
 CACHES = (
@@ -173,24 +173,32 @@ def explain(findings, severity):
 
 def as_yaml(flags):
     """Write the flags in a text as lines of the file: ``--a-{b,c}=d`` is "a-b: d and a-c: d"."""
-    found = []
-    for name, value in re.findall(r"--([\w-]+(?:\{[\w,]+\})?)(?:=([\w.]+))?", flags):
-        head, _, tails = name.partition("{")
-        for tail in tails.rstrip("}").split(","):
-            found.append(f"{head}{tail}: {value}" if value else head + tail)
-    return " and ".join(found)
+    return " and ".join(f"{name}: {value}" if value else name for name, value in _flags_in(flags))
 
 
-def successor(key, options):
-    """Return what a release has in place of an option that it does not know, or None.
+def successor(key, answer, own=None):
+    """Return what to write in the file in place of an option, or None if a file of this release has nothing.
 
-    The table of renamed options is read in both directions: a newer name may be given to an older release.
+    `own` is what the release itself says to use. The table of renamed options is read in both directions: a
+    newer name may have been given to an older release.
     """
-    new = RENAMED.get(key)
-    if new and re.match(r"--([\w-]+)", new).group(1) in options:
-        return as_yaml(new)
-    older = [old for old, later in RENAMED.items() if re.search(rf"--{re.escape(key)}(?![\w-])", later)]
-    return next((old for old in older if old in options), None)
+    for flags in (own, SUCCESSORS.get(key), FILE_FORMS.get(key)):
+        names = [name for name, _value in _flags_in(flags or "")]
+        if names and all(
+            name in answer["options"] and name.replace("-", "_") not in answer["refused"] for name in names
+        ):
+            return as_yaml(flags)
+    older = [old for old, later in SUCCESSORS.items() if key in dict(_flags_in(later))]
+    return next((old for old in older if old in answer["options"]), None)
+
+
+def _flags_in(text):
+    """Return ``[(name, value or empty)]`` of the flags in a text, with braces written out."""
+    found = []
+    for name, value in re.findall(r"--([\w-]+(?:\{[\w,]+\})?)(?:=([\w.]+))?", text):
+        head, _, tails = name.partition("{")
+        found += [(head + tail, value) for tail in tails.rstrip("}").split(",")]
+    return found
 
 
 def _finding(identifier, key, found, expected, remedy, source="parser", severity="error"):
@@ -234,7 +242,10 @@ def _judge_key(entry, answer):
     key = entry["key"]
     if not entry["exact"]:
         return [_unknown(entry, answer)]
-    if not entry["in_file"]:
+    # Some readers do not know that the old spelling of an option takes no value, and give it one.
+    if not entry["in_file"] or (
+        entry["flag"] and entry["kind"] == "bool" and entry["error"] and not entry["ends"]
+    ):
         return [_refused_in_file(entry, answer)]
     if entry["kind"] == "null":
         return [
@@ -260,7 +271,7 @@ def _judge_key(entry, answer):
         ]
     if entry["error"]:
         return [_refused_value(entry)]
-    return _doubtful(entry)
+    return _doubtful(entry, answer)
 
 
 def _unknown(entry, answer):
@@ -270,11 +281,20 @@ def _unknown(entry, answer):
             "spelling", key, entry["error"], "a long option of the engine", "put the key in quotes"
         )
     known = "an option of SGLang {}".format(answer["version"])
-    new = successor(key, answer["options"])
+    new = successor(key, answer)
     if entry["respelt"]:
         return _finding("spelling", key, "another spelling", known, "write {}".format(entry["respelt"]))
     if new:
         return _finding("renamed", key, "an option that this release does not have", known, f"use {new}")
+    if key in DROPPED:
+        return _finding(
+            "dropped",
+            key,
+            "an option that this release does not have",
+            known,
+            f"leave it out: {DROPPED[key]}",
+            "kit",
+        )
     if len(entry["candidates"]) > 1:
         several = ", ".join(entry["candidates"])
         return _finding(
@@ -296,17 +316,17 @@ def _unknown(entry, answer):
 
 
 def _refused_in_file(entry, answer):
-    later = entry["successor"] or RENAMED.get(entry["key"])
+    later = successor(entry["key"], answer, entry["successor"])
     if entry["spellings"]:
         remedy = "write {}, which sets the same".format(" or ".join(entry["spellings"]))
-    elif later and as_yaml(later):
-        remedy = f"use {as_yaml(later)}"
+    elif later:
+        remedy = f"use {later}"
     else:
         remedy = "leave it out; it can be set on a command line only"
     return _finding(
         "not-in-file",
         entry["key"],
-        "an option that the YAML reader of SGLang {} refuses".format(answer["version"]),
+        "an option that the YAML reader of SGLang {} cannot set".format(answer["version"]),
         "one that a file may set",
         remedy,
     )
@@ -337,7 +357,7 @@ def _refused_value(entry):
     )
 
 
-def _doubtful(entry):
+def _doubtful(entry, answer):
     """Findings about a key that the parser accepts."""
     key, value, found = entry["key"], entry["effective"], []
     if entry["json"] and not _is_object(value):
@@ -375,16 +395,17 @@ def _doubtful(entry):
             )
         )
     if entry["deprecated"] or any("deprecated" in note for note in entry["notes"]):
-        found.append(_deprecated(entry))
+        found.append(_deprecated(entry, answer))
     return found
 
 
-def _deprecated(entry):
-    later = entry["successor"] or RENAMED.get(entry["key"])
-    if later and entry["successor_in_file"] is False:
-        remedy = f"keep it for now: in this release a file cannot set {as_yaml(later)}"
-    elif later and as_yaml(later):
-        remedy = f"use {as_yaml(later)}"
+def _deprecated(entry, answer):
+    later = successor(entry["key"], answer, entry["successor"])
+    coming = as_yaml(entry["successor"] or "")
+    if later:
+        remedy = f"use {later}"
+    elif coming:
+        remedy = f"keep it for now: in this release a file cannot set {coming}"
     else:
         remedy = "take it out before a release removes it"
     return _finding(

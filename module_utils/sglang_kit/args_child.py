@@ -22,6 +22,8 @@ import sys
 
 # Since 0.5.19, and before.
 MERGERS = ("sglang.srt.utils.server_args_config_parser", "sglang.srt.server_args_config_parser")
+# A slip of the pen, but not "enable" for "disable".
+CLOSE = 0.92
 
 
 class Rejected(Exception):
@@ -131,14 +133,6 @@ def is_deprecated(action):
     return type(action).__name__.startswith("Deprecated") or bool(word)
 
 
-def takes_in_file(parser, merger, successor):
-    """Tell whether the YAML file may set what a deprecated option names; None if that is no single option."""
-    name = (successor or "").lstrip("-")
-    if describe(parser, name) is None:
-        return None
-    return name.replace("-", "_") not in getattr(merger, "unsupported_actions", {})
-
-
 def usable_spellings(parser, merger, action):
     """Return the other long spellings of the same setting that the release's YAML reader lets pass."""
     refused = getattr(merger, "unsupported_actions", {})
@@ -174,7 +168,7 @@ def judge(parser, merger, key, value):
         exact=action is not None,
         candidates=abbreviated,
         respelt=plain if plain != key and plain in longs else None,
-        close=difflib.get_close_matches(plain, longs, 3, 0.75),
+        close=difflib.get_close_matches(plain, longs, 3, CLOSE),
     )
     if action is None and len(abbreviated) == 1:
         action = describe(parser, abbreviated[0])
@@ -189,7 +183,6 @@ def judge(parser, merger, key, value):
             json=isinstance(action.default, str) and action.default.startswith("{"),
             deprecated=is_deprecated(action),
             successor=successor_of(action),
-            successor_in_file=takes_in_file(parser, merger, successor_of(action)),
             in_file=key.replace("-", "_") not in getattr(merger, "unsupported_actions", {}),
             spellings=[name for name in taking_file if name != key],
         )
@@ -232,6 +225,7 @@ def examine(parser, merger_class, content, named):
         "whole_error": whole_error,
         "values": {name.replace("_", "-"): value for name, value in values.items()},
         "named": {key: action.dest for key, action in actions.items() if action is not None},
+        "refused": sorted(getattr(merger, "unsupported_actions", {})),
         "options": sorted(option[2:] for option in parser._option_string_actions if option.startswith("--")),
         "attention": [str(c) for c in getattr(describe(parser, "attention-backend"), "choices", None) or []],
     }

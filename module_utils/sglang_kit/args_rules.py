@@ -11,7 +11,7 @@ from __future__ import annotations
 import ipaddress
 
 from .contract_drafter import text_config
-from .releases_facts import VersionError, known_for
+from .releases_facts import RENAMED, VersionError, known_for
 
 DATACENTRE = ("sm100", "sm103")
 BLACKWELL = (*DATACENTRE, "sm120")
@@ -20,6 +20,42 @@ MLA_ONLY = ("trtllm_mla", "tokenspeed_mla", "cutedsl_mla", "cutlass_mla", "flash
 # What verifies one chain of draft tokens, not a tree of them.
 CHAIN_ONLY = (*MLA_ONLY, "trtllm_mha")
 ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "DFLASH", "DSPARK", "UNO", "FROZEN_KV_MTP")
+
+# Options that releases dropped, in the words of the last one that had them.
+SUCCESSORS = dict(
+    {
+        "dsa-prefill-cp-mode": "--cp-strategy",
+        "enable-breakable-cuda-graph": "--cuda-graph-backend-prefill=breakable",
+        "enable-dsa-prefill-context-parallel": "--enable-prefill-cp",
+        "enable-expert-distribution-metrics": "--expert-balancedness-report-mode",
+        "enable-nsa-prefill-context-parallel": "--enable-prefill-cp",
+        "enable-prefill-context-parallel": "--enable-prefill-cp",
+        "enforce-piecewise-cuda-graph": "--cuda-graph-backend-prefill=tc_piecewise",
+        "hybrid-kvcache-ratio": "--swa-full-tokens-ratio",
+        "keep-mm-feature-on-device": "--mm-feature-transport=cuda_ipc",
+        "mamba-scheduler-strategy": "--mamba-radix-cache-strategy",
+        "nsa-decode-backend": "--dsa-decode-backend",
+        "nsa-prefill-backend": "--dsa-prefill-backend",
+        "nsa-prefill-cp-mode": "--cp-strategy",
+        "piecewise-cuda-graph-tokens": "--cuda-graph-bs-prefill",
+        "prefill-cp-mode": "--cp-strategy",
+        "speculative-dflash-draft-window-size": "--speculative-draft-window-size",
+        "stream-output": "--incremental-streaming-output",
+    },
+    **RENAMED,
+)
+# The same in options that a file may set in every release that has them.
+FILE_FORMS = {
+    "disable-cuda-graph": "--disable-decode-cuda-graph=true and --disable-prefill-cuda-graph=true",
+    "disable-piecewise-cuda-graph": "--disable-prefill-cuda-graph=true",
+}
+# Options that releases dropped, and that nothing took the place of.
+DROPPED = {
+    "collect-tokens-histogram": "enable-metrics collects it",
+    "enable-piecewise-cuda-graph": "it is the default since 0.5.10",
+    "prefill-round-robin-balance": "it did nothing any more",
+    "torchao-config": "SGLang dropped torchao in 0.5.18",
+}
 
 OPERATORS = {
     "is": lambda fact, operand: fact is operand if operand in (None, True, False) else fact == operand,

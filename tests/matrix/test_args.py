@@ -10,11 +10,12 @@ import pathlib
 
 import pytest
 import yaml
-from ansible.module_utils.sglang_kit.args import judge
+from ansible.module_utils.sglang_kit.args import judge, successor
 from ansible.module_utils.sglang_kit.args_child import MERGERS, examine
-from ansible.module_utils.sglang_kit.args_rules import ALGORITHMS, RULES
+from ansible.module_utils.sglang_kit.args_rules import ALGORITHMS, DROPPED, FILE_FORMS, RULES, SUCCESSORS
 from ansible.module_utils.sglang_kit.releases_facts import known_for, version_key
 from ansible.module_utils.sglang_kit.releases_flags import read_flags
+from matrix_support import release_of
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ROLE = yaml.safe_load((ROOT / "roles/sglang_server/vars/main.yml").read_text())
@@ -78,6 +79,21 @@ def test_rules_are_about_options_that_exist(served):
     flags = read_flags(str(served.package))
     gone = {rule["key"] for rule in rules_of(served.version).values()} - {""} - set(flags)
     assert not gone
+
+
+def test_dropped_options_have_a_successor_that_exists(served):
+    flags = read_flags(str(served.package))
+    refused = [name.replace("-", "_") for name in flags if not flags[name]["in_file"]]
+    answer = {"options": sorted(flags), "refused": refused}
+    first, last = read_flags(str(release_of("0.5.9").package)), version_key(served.version)
+    if last >= version_key("0.5.20"):
+        # All of them are gone by then, but for those that the releases still call deprecated.
+        lost = [key for key in SUCCESSORS if key not in flags and not successor(key, answer)]
+        assert not lost
+    if last >= version_key("0.5.14"):
+        assert all(successor(key, answer) for key in FILE_FORMS)
+    if last >= version_key("0.5.20"):
+        assert set(DROPPED) <= set(first) - set(flags)
 
 
 def test_algorithms_are_those_of_the_release(served):

@@ -123,9 +123,31 @@ def test_flags_as_lines_of_the_file(flags):
 
 
 def test_successors_in_both_directions():
-    assert successor("cuda-graph-max-bs", ["cuda-graph-max-bs-decode"]) == "cuda-graph-max-bs-decode"
-    assert successor("cuda-graph-max-bs-decode", ["cuda-graph-max-bs"]) == "cuda-graph-max-bs"
-    assert successor("cuda-graph-max-bs", ["other"]) is None
+    options = {"options": ["cuda-graph-max-bs-decode"], "refused": []}
+    assert successor("cuda-graph-max-bs", options) == "cuda-graph-max-bs-decode"
+    assert successor("cuda-graph-max-bs", dict(options, refused=["cuda_graph_max_bs_decode"])) is None
+    assert successor("cuda-graph-max-bs-decode", {"options": ["cuda-graph-max-bs"], "refused": []}) == (
+        "cuda-graph-max-bs"
+    )
+    assert successor("cuda-graph-max-bs", {"options": ["other"], "refused": []}) is None
+
+
+def test_a_successor_that_a_file_may_set():
+    answer = {
+        "options": [
+            "cuda-graph-backend-decode",
+            "cuda-graph-backend-prefill",
+            "disable-decode-cuda-graph",
+            "disable-prefill-cuda-graph",
+        ],
+        "refused": [],
+    }
+    own = "--cuda-graph-backend-{decode,prefill}=disabled"
+    assert successor("disable-cuda-graph", answer, own).startswith("cuda-graph-backend-decode: disabled and")
+    answer["refused"] = ["cuda_graph_backend_prefill"]
+    assert successor("disable-cuda-graph", answer, own) == (
+        "disable-decode-cuda-graph: true and disable-prefill-cuda-graph: true"
+    )
 
 
 def test_the_module_accepts(examine):

@@ -27,6 +27,15 @@ class DeprecatedAliasStoreAction(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
+class DeprecatedStoreConstAction(argparse.Action):
+    def __init__(self, option_strings, dest, new_flag=None, **kwargs):
+        self.new_flag = new_flag
+        super().__init__(option_strings, dest, nargs=0, **kwargs)
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        setattr(namespace, self.dest, "disabled")
+
+
 class ServerArgs:
     @staticmethod
     def add_cli_args(parser):
@@ -49,6 +58,10 @@ class ServerArgs:
         add("--cuda-graph-max-bs-prefill", type=int)
         add("--window", action=DeprecatedAliasStoreAction, new_flag="--draft-window", type=int)
         add("--draft-window", type=int)
+        add("--graphs")
+        add("--no-graphs", action=DeprecatedStoreConstAction, dest="graphs", new_flag="--graphs=disabled")
+        add("--enable-dynamic-chunking", action="store_true")
+        add("--smg-grpc-mode", action="store_true")
         add("--grpc-mode", action="store_true", help="(Deprecated, use --smg-grpc-mode) Selector.")
         add("--no-op", action="store_true", help="Note: --no-op is deprecated now.")
         add("--speculative-algorithm")
