@@ -24,6 +24,21 @@ CHAT = {
 }
 
 
+ENGLISH = (
+    "A lighthouse warns ships of rocks with a strong lamp. It was built on high ground so that "
+    "the light can be seen from far away, and so that waves do not reach it."
+)
+GERMAN = (
+    "Ein Leuchtturm warnt Schiffe mit einer starken Lampe vor Felsen. Er wurde auf einer Anhöhe "
+    "gebaut, damit das Licht weit zu sehen ist und Wellen ihn nicht erreichen."
+)
+CHINESE = "灯塔用明亮的灯光警告船只避开礁石。它建在高处。这样远处也能看到灯光。海浪也不会到达那里。"
+CODE = (
+    "def fibonacci(n):\n    a, b = 0, 1\n    for _ in range(n):\n        a, b = b, a + b\n    return a\n\n"
+    "The function starts with the first two numbers. It then adds them n times and returns the result."
+)
+
+
 def chat(text, thinking=None, model="kimi-k2.5", finish="stop"):
     body = json.loads(json.dumps(CHAT))
     body["model"] = model
@@ -60,7 +75,12 @@ def test_what_is_no_chat_completion(text):
         (" \n", "it is empty"),
         ("\ufffd" * 5 + "abc", "it is full of replacement characters"),
         ("the " * 20, "it repeats 'the'"),
-        ("!" * 100, "it repeats itself"),
+        ("!" * 100, "it is made of '!' alone"),
+        ("!!!!!!!! !!!!!!!!", "it is made of '!' alone"),
+        ("!?" * 50, "it repeats itself"),
+        ("The lamp turns and the keeper watches. " + "and then " * 9, "it ends in a loop of 'and then '"),
+        ("| a | b |\n|---|---|\n| 1 | 2 |\n\nThe table shows both.\n\n--------------------", None),
+        ("The result is 1000000000000.", None),
         ("to be or not to be, " * 20, "it repeats itself"),
     ],
 )
@@ -79,7 +99,19 @@ def test_degenerate(text, wrong):
         ({}, chat(None), "", False, "it is empty"),
         # a small budget of tokens that was all thought
         ({"expect": "72"}, chat("", "180 / 2.5 is 72", finish="length"), "", True, None),
-        ({}, chat("!" * 100), "", True, "it repeats itself"),
+        # a budget that was all thought: nothing that was not yet said is missing
+        ({"expect": "72"}, chat("", "The user asks for a speed, so", finish="length"), "", True, None),
+        (
+            {"expect": "72"},
+            chat("", "The user asks for a speed, so", finish="stop"),
+            "",
+            True,
+            "it does not contain '72'",
+        ),
+        ({}, chat("", "!" * 100, finish="length"), "", True, "it is made of '!' alone"),
+        ({"language": "en"}, chat(GERMAN), "", True, "it is not in the language 'en'"),
+        ({"language": "en"}, chat(GERMAN), "", False, None),
+        ({}, chat("!" * 100), "", True, "it is made of '!' alone"),
         ({}, chat("!" * 100), "", False, None),
         ({}, "<html>", "", False, "the server sent no chat completion"),
     ],
@@ -99,6 +131,8 @@ def test_acceptance_is_tokens_over_verify_steps_of_all_requests_together():
         "verify_steps": 24,
         "requests": 2,
         "speculated": 2,
+        "accepted": None,
+        "proposed": None,
     }
 
 
@@ -107,6 +141,61 @@ def test_requests_without_a_verify_step_do_not_dilute_the_length():
     measured = acceptance.acceptance(metas)
     assert (measured["length"], measured["speculated"], measured["requests"]) == (2.0, 1, 2)
     assert acceptance.judge_acceptance(measured, (1.7, 4.0)) == "only 1 of 2 requests were speculated"
+
+
+@pytest.mark.parametrize(
+    "text, is_foreign",
+    [(ENGLISH, False), (CODE, False), (GERMAN, True), (CHINESE, True), ("72 km/h", False), ("", False)],
+)
+def test_the_language_of_an_answer(text, is_foreign):
+    assert acceptance.foreign(text, "en") is is_foreign
+
+
+def test_a_thought_without_a_parser_is_told_from_the_answer():
+    answer = acceptance.chat_answer(chat("<think>180 / 2.5</think>It is 72."))
+    assert (answer["text"], answer["thinking"]) == ("It is 72.", "<think>180 / 2.5")
+    answer = acceptance.chat_answer(chat("<think>180 / 2.5 is", finish="length"))
+    assert (answer["text"], answer["thinking"]) == ("", "<think>180 / 2.5 is")
+
+
+# The field names of 0.5.10, 0.5.11, 0.5.17 (which has the old ones as well) and 0.5.21.
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"spec_accept_token_num": 8, "spec_draft_token_num": 24},
+        {"spec_accepted_drafts": 8, "spec_proposed_drafts": 24},
+        {
+            "spec_num_correct_drafts": 8,
+            "spec_num_proposed_drafts": 24,
+            "spec_accept_token_num": 9,
+            "spec_draft_token_num": 25,
+        },
+        {"spec_num_correct_drafts": 8, "spec_num_proposed_drafts": 24},
+    ],
+)
+def test_draft_tokens_are_counted_by_each_releases_names(counts):
+    measured = acceptance.acceptance([dict(counts, completion_tokens=16, spec_verify_ct=8)] * 2)
+    assert (measured["accepted"], measured["proposed"]) == (16, 48)
+
+
+def test_the_gauge_of_the_metrics():
+    text = (
+        "# HELP sglang:spec_accept_length The average acceptance length of speculative decoding.\n"
+        "# TYPE sglang:spec_accept_length gauge\n"
+        'sglang:spec_accept_length{engine_type="unified",model_name="kimi",tp_rank="0"} 2.5\n'
+        'sglang:spec_accept_length{engine_type="unified",model_name="kimi",tp_rank="1"} 1.5\n'
+        'sglang:spec_accept_rate{engine_type="unified",model_name="kimi",tp_rank="0"} 0.4\n'
+    )
+    assert acceptance.metrics_acceptance(text) == 2.0
+    assert acceptance.metrics_acceptance("sglang:spec_accept_length{} NaN\n") is None
+    assert acceptance.metrics_acceptance("") is None
+
+
+def test_the_settings_of_a_server_hold_no_key():
+    info = {"version": "0.5.21", "api_key": "s3cret", "admin_api_key": "s3cret", "tp_size": 8}
+    assert acceptance.server_settings(json.dumps(info)) == {"version": "0.5.21", "tp_size": 8}
+    assert acceptance.server_settings("<html>") == {}
+    assert acceptance.server_settings("[]") == {}
 
 
 # Measured on real engines with drafters that are perfect, middling, useless, and not there.
@@ -216,6 +305,7 @@ def test_a_server_that_passes(serve, capsys):
     assert result["answers"][0]["text"] == "The answer is 72 km/h."
     assert result["acceptance"]["length"] == 2.0
     assert result["acceptance"]["server"] == 2.0
+    assert result["acceptance"]["metrics"] is None
     posts = dict(item for item in asked if isinstance(item, tuple))
     assert posts["/v1/chat/completions"]["temperature"] == 0
     assert posts["/v1/chat/completions"]["max_tokens"] == 32
