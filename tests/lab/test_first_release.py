@@ -29,10 +29,10 @@ cd /tmp && timeout 300 runuser -u sglang -- env HOME=/tmp/first-release PYTHONDO
 @pytest.fixture(scope="module")
 def staged(node):
     """Where the model and the drafter are on the node, and the folder of a second, pristine package."""
-    paths = node.sh(
-        "ls -d /srv/models/lab/Kimi-K2.5-tiny-cycle/* /srv/models/lab/Kimi-K2.5-tiny-cycle-eagle3/*"
+    target, drafter = (
+        node.sh(f"ls -d /srv/models/lab/{name}/*").stdout.strip()
+        for name in ("Kimi-K2.5-tiny-cycle", "Kimi-K2.5-tiny-cycle-eagle3")
     )
-    target, drafter = paths.stdout.split()
     node.sh("install -d -o sglang /tmp/first-release")
     return {"target": target, "drafter": drafter, "pristine": "/tmp/first-release/pristine"}
 
