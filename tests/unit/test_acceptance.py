@@ -2,12 +2,18 @@
 
 import http.server
 import json
+import pathlib
+import shutil
+import subprocess
+import sys
 import threading
 
 import pytest
 import sglang_acceptance
-from ansible.module_utils.sglang_kit import acceptance
+from ansible.module_utils.sglang_kit import acceptance, probe_http
 from ansible.module_utils.testing import patch_module_args
+
+MEASURE = pathlib.Path(__file__).resolve().parents[2] / "roles/sglang_gate/files/measure.py"
 
 # As 0.5.21 answers.
 CHAT = {
@@ -358,3 +364,57 @@ def test_a_band_that_is_none(capsys, band):
     result = run(capsys, url="http://127.0.0.1:1", band=band)
     assert result["failed"]
     assert "expected the lowest and the highest length" in result["msg"]
+
+
+def test_an_answer_in_another_language_does_not_pass(serve, capsys):
+    url, _asked = serve(text=GERMAN)
+    prompt = {"name": "prose", "text": "How does a lighthouse work?", "max_tokens": 32, "language": "en"}
+    result = run(capsys, url=url, prompts=[prompt])
+    assert result["problems"] == ["prose: it is not in the language 'en'"]
+
+
+@pytest.fixture
+def measure(tmp_path):
+    """Return a function that runs the node's own measurement as its unit does: (metrics, what it printed)."""
+    for source in (MEASURE, acceptance.__file__, probe_http.__file__):
+        shutil.copy(source, tmp_path)
+
+    def go(url):
+        settings = {
+            "url": url,
+            "timeout": 5,
+            "model": "kimi-k2.5",
+            "prompts": [{"name": "maths", "text": "How fast?", "expect": "72", "max_tokens": 32}],
+            "sensible": True,
+            "native_format": "{prompt}",
+            "band": [1.7, 4.0],
+        }
+        (tmp_path / "settings.json").write_text(json.dumps(settings))
+        done = subprocess.run(
+            [sys.executable, "-I", "measure.py", "settings.json", "sglang_gate.prom"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        rows = (tmp_path / "sglang_gate.prom").read_text().splitlines()
+        return dict(row.rsplit(" ", 1) for row in rows if not row.startswith("#")), done.stdout
+
+    return go
+
+
+def test_the_nodes_own_measurement_of_a_server_that_passes(serve, measure):
+    url, _asked = serve()
+    metrics, said = measure(url)
+    assert said == ""
+    assert metrics["sglang_gate_passed"] == "1"
+    assert metrics["sglang_gate_acceptance_length"] == "2.0"
+    assert metrics["sglang_gate_speculated_requests"] == metrics["sglang_gate_requests"] == "1"
+    assert float(metrics['sglang_gate_answer_seconds{prompt="maths"}']) >= 0
+
+
+def test_the_nodes_own_measurement_of_a_server_that_is_gone(measure):
+    metrics, said = measure("http://127.0.0.1:1")
+    assert metrics.pop("sglang_gate_passed") == "0"
+    assert list(metrics) == ["sglang_gate_last_run_timestamp_seconds"]
+    assert said == "the health endpoint does not say 200, but refused\n"
