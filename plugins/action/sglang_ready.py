@@ -80,6 +80,8 @@ class ActionModule(ActionBase):
             if verdict is None:
                 time.sleep(max(0.0, polled + self.args["poll"] - time.monotonic()))
         waited = round(time.monotonic() - began, 1)
+        if verdict.kind == "up":
+            observation = self.probe(node=True)
         result = {
             "changed": False,
             "verdict": verdict.kind,

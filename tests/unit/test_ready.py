@@ -132,7 +132,9 @@ def test_progress_is_shown_and_tokens_end_the_wait(wait):
 def test_a_server_that_is_up_is_not_waited_for(wait):
     result, node = wait([UP])
     assert result["waited_s"] == 0.0
-    assert [name for name, _args in node.calls] == ["sglang_probe", "sglang_acceptance"]
+    # The last look is for the evidence.
+    assert [name for name, _args in node.calls] == ["sglang_probe", "sglang_acceptance", "sglang_probe"]
+    assert node.calls[-1][1]["node"] is True
 
 
 def test_lines_are_shown_when_something_changed_and_not_too_often(wait):
@@ -145,7 +147,8 @@ def test_lines_are_shown_when_something_changed_and_not_too_often(wait):
 def test_only_one_generating_request_at_a_time_and_only_when_up(wait):
     _result, node = wait([shards(1), UP, UP], [dict(PROVED, health_status=503, passed=False), PROVED])
     names = [name for name, _args in node.calls]
-    assert names == ["sglang_probe", "sglang_probe", "sglang_acceptance", "sglang_probe", "sglang_acceptance"]
+    polls = ["sglang_probe", "sglang_probe", "sglang_acceptance", "sglang_probe", "sglang_acceptance"]
+    assert names == [*polls, "sglang_probe"]
 
 
 def test_a_death_ends_the_wait_in_the_poll_that_sees_it(wait):

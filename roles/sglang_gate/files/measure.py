@@ -37,7 +37,7 @@ def metrics(result, now):
         (
             "answer_seconds",
             "Seconds for each fixed prompt.",
-            [("{prompt=%s}" % json.dumps(answer["name"]), answer["seconds"]) for answer in result["answers"]],
+            [('{prompt="' + answer["name"] + '"}', answer["seconds"]) for answer in result["answers"]],
         ),
     ]
     lines = []
