@@ -134,12 +134,15 @@ def is_deprecated(action):
 
 
 def usable_spellings(parser, merger, action):
-    """Return the other long spellings of the same setting that the release's YAML reader lets pass."""
+    """Return the other long spellings of the same setting that the release's YAML reader lets pass.
+
+    Flags that lead to one setting set it to different values, so that only options with a value count.
+    """
     refused = getattr(merger, "unsupported_actions", {})
     options = [
         option[2:]
         for other in parser._actions
-        if other.dest == action.dest and not type(other).__name__.startswith("LoRA")
+        if other is action or (other.dest == action.dest and other.nargs is None and action.nargs is None)
         for option in other.option_strings
         if option.startswith("--")
     ]

@@ -60,6 +60,7 @@ class ServerArgs:
         add("--draft-window", type=int)
         add("--graphs")
         add("--no-graphs", action=DeprecatedStoreConstAction, dest="graphs", new_flag="--graphs=disabled")
+        add("--other-graphs", action="store_const", const="other", dest="graphs")
         add("--enable-dynamic-chunking", action="store_true")
         add("--smg-grpc-mode", action="store_true")
         add("--grpc-mode", action="store_true", help="(Deprecated, use --smg-grpc-mode) Selector.")
