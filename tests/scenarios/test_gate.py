@@ -84,7 +84,11 @@ def test_a_healthy_start_leaves_evidence_and_a_report(node, play):
         evidence["acceptance"]["proposed"], rel=0.1
     )
     assert evidence["server"]["version"] == "0.5.21"
-    assert [step["phase"] for step in evidence["phases"]][:2] == ["starting", "loading_weights"]
+    assert [step["phase"] for step in evidence["phases"]][:3] == [
+        "starting",
+        "distributed",
+        "loading_weights",
+    ]
     assert all(step["at"] > 1.7e9 for step in evidence["phases"])
     assert evidence["observation"]["node"]["shm"]["total_bytes"] > 0
     report = node.sh("cat /opt/sglang/current/gate.md").stdout
