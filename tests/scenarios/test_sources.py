@@ -51,9 +51,11 @@ class Host:
         return done
 
     def copy(self, source, target):
-        """Copy a folder of the controller to the host, with times and modes."""
+        """Copy a folder of the controller to the host, with whole times (a manifest holds them) and modes."""
         self.sh(f"mkdir -p {target}")
-        with subprocess.Popen(["tar", "-C", str(source), "-c", "."], stdout=subprocess.PIPE) as tar:
+        with subprocess.Popen(
+            ["tar", "--format=posix", "-C", str(source), "-c", "."], stdout=subprocess.PIPE
+        ) as tar:
             self.sh(f"tar -x --no-same-owner -C {target}", stdin=tar.stdout)
         assert tar.returncode == 0
 
