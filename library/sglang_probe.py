@@ -97,7 +97,6 @@ start:
     progress: {description: A count that grows with each step forward., type: int}
     progress_age_s: {description: Seconds since the last step forward., type: float}
     phase_s: {description: Seconds since the phase was entered., type: float}
-    lost: {description: The line that says that the start is lost; null if there is none., type: str}
     history: {description: "The phases so far: phase, part, at (seconds since 1970).", type: list}
 http:
   description: What the port says.

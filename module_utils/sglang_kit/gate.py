@@ -155,10 +155,13 @@ def progress_line(observation):
     return text
 
 
-def seen_on_node(node):
-    """Return what of a node's part of an observation can have to do with a death (list of str)."""
+def seen_on_node(node, dead):
+    """Return what of a node's part of an observation can have to do with a bad end (list of str).
+
+    dead: whether the engine has ended; as long as it lives, the GPUs' memory is its own.
+    """
     said = ["kernel: " + line for line in node["kernel"][-5:]]
-    for gpu in node["gpus"] or []:
+    for gpu in (node["gpus"] or []) if dead else []:
         for holder in gpu["holders"]:
             said.append(
                 "GPU {}: {} MiB held by {name} (pid {pid})".format(

@@ -26,7 +26,8 @@ UNIT_PROPERTIES = (
 )
 # Of the kernel's log, what can end an engine: the OOM killer, the GPUs' driver, disks.
 _KERNEL = re.compile(
-    r"Out of memory: Killed|Memory cgroup out of memory|oom-kill:|NVRM: |fallen off the bus|"
+    r"Out of memory: Killed|Memory cgroup out of memory|oom-kill:|fallen off the bus|"
+    r"NVRM: (?:Xid|.*(?:failed|is lost))|"
     r"I/O error|blk_update_request|critical medium error|nvme\w+: .*timeout"
 )
 KERNEL_LINES = 50
@@ -103,7 +104,6 @@ def read_start(records, now, active):
         "progress": log.progress,
         "progress_age_s": round(max(0.0, now - log.last_progress_at), 1),
         "phase_s": round(max(0.0, now - log.history[-1]["at"]), 1),
-        "lost": log.lost,
         "history": log.history if known else [],
     }
 

@@ -122,7 +122,7 @@ class ActionModule(ActionBase):
             text += ["Cause: " + entry["cause"], "Remedy: " + entry["remedy"]]
         if not causes and verdict.kind in ("dead", "stalled"):
             text.append("No known cause fits.")
-        seen = gate.seen_on_node(node)
+        seen = gate.seen_on_node(node, dead=verdict.kind == "dead")
         if seen:
             text += ["Seen on the node:"] + ["  " + line for line in seen]
         if telling:

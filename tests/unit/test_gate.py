@@ -281,10 +281,12 @@ def test_what_is_seen_on_the_node():
         ],
         "shm": {"total_bytes": 64 << 20, "free_bytes": 1 << 20},
     }
-    assert gate.seen_on_node(node) == [
+    assert gate.seen_on_node(node, dead=True) == [
         "kernel: Out of memory: Killed process 17 (python)",
         "GPU 1: 2566 MiB held by python3 (pid 423)",
         "/dev/shm: 1 of 64 MiB free",
     ]
+    # A process that lives holds its own memory.
+    assert "GPU" not in " ".join(gate.seen_on_node(node, dead=False))
     empty = {"kernel": [], "kernel_readable": False, "gpus": None, "shm": None}
-    assert gate.seen_on_node(empty) == []
+    assert gate.seen_on_node(empty, dead=True) == []

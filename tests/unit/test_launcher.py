@@ -215,6 +215,20 @@ def test_a_worker_killed_while_starting_ends_the_start_before_the_engine_notices
     assert "READY=1" not in it.notified
 
 
+def test_a_stop_of_a_start_that_lost_a_worker_drains_nothing(run):
+    # What systemd does when the kernel has killed a worker for its memory.
+    it = run([["drain", 60.0], ["worker", WAIT], ["sleep", 1], ["write", "go\n"], FOREVER], drain=60.0)
+    it.until(lambda: "go" in it.text())
+    children = pathlib.Path(f"/proc/{it.process.pid}/task/{it.process.pid}/children")
+    worker = pathlib.Path(
+        f"/proc/{children.read_text().strip()}/task/{children.read_text().strip()}/children"
+    )
+    os.kill(int(worker.read_text().split()[0]), signal.SIGKILL)
+    it.process.send_signal(signal.SIGTERM)
+    assert it.finish() == 0
+    assert "was killed by signal 9" in it.text()
+
+
 def test_a_worker_that_failed_gives_its_status(run):
     it = run([["worker", "import time; time.sleep(1); raise SystemExit(3)"], FOREVER])
     assert it.finish() == 3

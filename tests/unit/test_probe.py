@@ -210,6 +210,7 @@ def test_the_module_looks_at_the_node_when_asked(node, capsys):
             entry("[2026-01-01 00:00:00 TP0] Load weight begin. avail mem=1.00 GB", 1000.0),
             entry("Memory cgroup out of memory: Killed process 17 (python)", 1001.0),
             entry("audit: type=1400 apparmor", 1001.0),
+            entry("NVRM: Persistence mode is deprecated and will be removed in a future release.", 1001.0),
         ]
     )
     tools = node(LOADING, journal, **{"nvidia-smi": SMI})
