@@ -1,0 +1,88 @@
+"""Downtime of an upgrade against a bare start of the engine, on the lab that is up. It prints ratios.
+
+usage: .venv/bin/python tests/benchmark/downtime.py [HOST]
+
+Downtime is from the last answer of the old server to the first of the new one. The bare start is of the same
+engine with the same configuration, by hand, from exec to its first answer; the bare stop from SIGTERM to its end.
+"""
+
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+HOST = sys.argv[1] if len(sys.argv) > 1 else "node1"
+
+# Asks for one token over and over; prints the second of each answer.
+ASK = r"""
+import json, sys, time, urllib.request
+body = json.dumps({"text": "a", "sampling_params": {"max_new_tokens": 1}}).encode()
+end = time.time() + float(sys.argv[1])
+stop_at_first = sys.argv[2] == "first"
+while time.time() < end:
+    request = urllib.request.Request("http://127.0.0.1:30000/generate", body)
+    request.add_header("Content-Type", "application/json")
+    try:
+        urllib.request.urlopen(request, timeout=30).read()
+        print(time.time(), flush=True)
+        if stop_at_first:
+            break
+    except OSError:
+        pass
+    time.sleep(0.05)
+"""
+
+BARE = r"""
+systemctl stop sglang
+cat > /tmp/ask.py <<'PY'
+{ask}
+PY
+cd /var/cache/sglang
+set -a; . /opt/sglang/current/environment; set +a
+began=$(date +%s.%N)
+runuser -u sglang -- env HOME=/var/cache/sglang HF_HOME=/var/cache/sglang/hf HF_HUB_OFFLINE=1 \
+  PYTHONDONTWRITEBYTECODE=1 \
+  /opt/sglang/current/engine/bin/python -m sglang.launch_server --config /opt/sglang/current/server.yaml \
+  >/tmp/bare.log 2>&1 &
+first=$(python3 /tmp/ask.py 600 first)
+pid=$(pgrep -u sglang -f 'sglang.launch_server' | head -n 1)
+asked=$(date +%s.%N)
+kill -TERM "$pid"
+while kill -0 "$pid" 2>/dev/null; do sleep 0.05; done
+echo "$began $first $asked $(date +%s.%N)"
+systemctl start sglang
+"""
+
+
+def sh(script):
+    """Run a script as root on the host; return what it printed."""
+    command = ["ssh", "-F", str(ROOT / ".lab/ssh/config"), HOST, "sudo", "bash", "-s"]
+    return subprocess.run(command, input=script, capture_output=True, text=True, check=True).stdout
+
+
+def deploy(checkpoint):
+    command = [".venv/bin/ansible-playbook", "deploy.yml", "-i", "inventories/lab", "--limit", HOST]
+    subprocess.run(
+        [*command, "-e", f"lab_checkpoint={checkpoint}"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL
+    )
+
+
+def main():
+    deploy("cycle")
+    began, first, asked, ended = (float(word) for word in sh(BARE.replace("{ask}", ASK)).split())
+    start, stop = first - began, ended - asked
+
+    sh(f"cat > /tmp/ask.py <<'PY'\n{ASK}\nPY")
+    sh("nohup python3 /tmp/ask.py 900 all >/tmp/answers 2>&1 & echo $! >/tmp/ask.pid")
+    deploy("echo")
+    answers = [float(line) for line in sh("kill $(cat /tmp/ask.pid); cat /tmp/answers").split()]
+    downtime = max(after - before for before, after in zip(answers, answers[1:]))
+    deploy("cycle")
+
+    print(f"bare start {start:.1f} s, bare stop {stop:.1f} s, downtime of the upgrade {downtime:.1f} s")
+    print(f"downtime / bare start          {downtime / start:.2f}")
+    print(f"downtime / bare stop and start {downtime / (start + stop):.2f}")
+
+
+if __name__ == "__main__":
+    main()
