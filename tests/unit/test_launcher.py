@@ -203,6 +203,10 @@ def test_a_death_is_handed_on_at_once_though_a_grandchild_holds_the_output(run, 
 WAIT = "import time; time.sleep(60)"
 
 
+def children_of(pid):
+    return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def test_a_worker_killed_while_starting_ends_the_start_before_the_engine_notices(run):
     it = run([["worker", WAIT], ["sleep", 1], ["kill_worker", signal.SIGKILL], FOREVER])
     began = time.monotonic()
@@ -219,11 +223,9 @@ def test_a_stop_of_a_start_that_lost_a_worker_drains_nothing(run):
     # What systemd does when the kernel has killed a worker for its memory.
     it = run([["drain", 60.0], ["worker", WAIT], ["sleep", 1], ["write", "go\n"], FOREVER], drain=60.0)
     it.until(lambda: "go" in it.text())
-    children = pathlib.Path(f"/proc/{it.process.pid}/task/{it.process.pid}/children")
-    worker = pathlib.Path(
-        f"/proc/{children.read_text().strip()}/task/{children.read_text().strip()}/children"
-    )
-    os.kill(int(worker.read_text().split()[0]), signal.SIGKILL)
+    (engine,) = children_of(it.process.pid)
+    (worker,) = children_of(engine)
+    os.kill(worker, signal.SIGKILL)
     it.process.send_signal(signal.SIGTERM)
     assert it.finish() == 0
     assert "was killed by signal 9" in it.text()
