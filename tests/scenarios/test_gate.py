@@ -8,6 +8,8 @@ import pathlib
 import re
 import shutil
 import subprocess
+import threading
+import time
 
 import pytest
 import yaml
@@ -226,3 +228,34 @@ def test_a_drafter_is_as_good_as_it_is(node, play, spoil, checkpoint, length):
     else:
         assert run.rc != 0
         assert "speculation is silently off: 1.0" in run.message
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_the_gate_ends_sooner_than_uri_with_retries(node, play, dies):
+    before = node.invocation()
+    node.sh("systemctl kill --signal=KILL sglang; systemctl reset-failed sglang; true")
+    node.sh("rm -f /run/did-it; systemctl restart --no-block sglang")
+    if dies:
+        node.sh(AT_SCHEDULER.format(signal="KILL"))
+    ended = {}
+
+    def wait(way):
+        run = play("tests/benchmark/gate_vs_uri.yml", "--tags", way, extra={"previous": before})
+        ended[way] = time.time()
+        assert (run.rc != 0) is dies, run.message
+
+    other = threading.Thread(target=wait, args=["uri"])
+    other.start()
+    wait("gate")
+    other.join()
+    if dies:
+        up = float(node.sh("cut -d' ' -f1 /proc/uptime").stdout)
+        fact = time.time() - up + float(node.sh("cat /run/did-it").stdout)
+    else:
+        said = "journalctl -u sglang -o json --no-pager -g 'launcher: the server answers' | tail -n 1"
+        fact = int(json.loads(node.sh(said).stdout)["__REALTIME_TIMESTAMP"]) / 1e6
+    delays = {way: round(at - fact, 1) for way, at in ended.items()}
+    print("death" if dies else "first answer", "to the end of the play:", delays)
+    assert delays["gate"] < 10
+    # uri alone may happen to ask at the right moment, but it never notices a death.
+    assert not dies or delays["gate"] < delays["uri"] / 3
