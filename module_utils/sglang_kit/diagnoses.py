@@ -68,9 +68,12 @@ def telling_lines(lines, limit=10):
     """
     flat = [line for text in lines for line in split_record(text) if not parse_bar(line)]
     flat = [line for line in flat if not _NOISE.match(split_prefix(line)[0])]
-    begin = next((i for i, line in enumerate(flat) if _SCHEDULER in line or _DEATH.match(line)), None)
-    if begin is not None and _DEATH.match(flat[begin]):
-        return flat[max(0, begin + 1 - limit) : begin + 1]
+    begin = next((i for i, line in enumerate(flat) if _SCHEDULER in line), None)
+    death = next((i for i, line in enumerate(flat) if _DEATH.match(line)), None)
+    if death is not None:
+        # An exception beside it is that of a process which missed the killed one.
+        before = death if begin is None else min(begin, death)
+        return [*flat[max(0, before + 1 - limit) : before], flat[death]]
     if begin is None:
         begin = next((i for i in reversed(range(len(flat))) if _TRACEBACK in flat[i]), None)
     if begin is None:

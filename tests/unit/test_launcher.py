@@ -270,6 +270,31 @@ def test_a_start_that_is_lost_by_its_own_words_ends_after_its_last_ones(run):
     assert "last words\nlauncher: not waiting for the engine's own teardown\n" in it.text()
 
 
+EXCEPTION = "[2026-01-01 00:00:00 TP1] Scheduler hit an exception: Traceback (most recent call last):\n"
+
+
+def test_the_process_that_was_killed_is_told_though_another_complains_of_it_first(run):
+    it = run(
+        [
+            *(["worker", WAIT], ["worker", WAIT], ["sleep", 1]),
+            *(["write", EXCEPTION], ["kill_worker", signal.SIGKILL], FOREVER),
+        ]
+    )
+    assert it.finish() == 137
+    assert "was killed by signal 9" in it.text()
+
+
+def test_processes_that_the_engine_kills_itself_are_no_cause(run):
+    it = run(
+        [
+            *(["worker", WAIT], ["worker", WAIT], ["sleep", 1]),
+            *(["write", EXCEPTION], ["kill_workers", signal.SIGKILL], FOREVER),
+        ]
+    )
+    assert it.finish() == 1
+    assert "was killed" not in it.text()
+
+
 def test_no_line_brings_a_server_down(run):
     it = run(
         [

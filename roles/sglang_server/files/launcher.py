@@ -238,17 +238,23 @@ class Workers:
         self._names = {}
 
     def first_death(self):
-        """Return (name, pid, status) of a worker that ended badly, or None. status: 128 + n for signal n."""
+        """Return (name, pid, status) of a worker that ended badly, or None. status: 128 + n for signal n.
+
+        Where all of several are dead the engine itself has killed them, and none of them was the cause.
+        """
+        alive, dead = 0, []
         for children in self._threads.glob("*/children"):
             # A thread or a child may end while it is looked at.
             with contextlib.suppress(OSError):
                 for pid in children.read_text().split():
                     status = self._bad_end(pid)
                     if status:
-                        return self._names[pid], int(pid), status
-        return None
+                        dead.append((self._names[pid], int(pid), status))
+                    alive += pid in self._names and status is None
+        return dead[0] if dead and (alive or len(self._names) == 1) else None
 
     def _bad_end(self, pid):
+        """Return the status of a child that has ended (0 if it is no worker), or None if it lives."""
         fields = (self._proc / pid / "stat").read_text().rpartition(")")[2].split()
         if fields[0] != "Z":
             words = (self._proc / pid / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
@@ -256,7 +262,8 @@ class Workers:
                 self._names[pid] = words[0].split()[0]
             elif "--multiprocessing-fork" in words:
                 self._names[pid] = "worker"
-        elif pid in self._names:
+            return None
+        if pid in self._names:
             ended = int(fields[49])
             return 128 + os.WTERMSIG(ended) if os.WIFSIGNALED(ended) else os.WEXITSTATUS(ended)
         return 0
@@ -285,6 +292,7 @@ class Launcher:
         self.child = None
         self.workers = None
         self.workers_at = float("-inf")
+        self.death = None
         self.lost_at = None
         self.lost_status = 1
         self.ready = False
@@ -416,9 +424,10 @@ class Launcher:
 
     def lost(self, now):
         """Return True if the engine cannot go on; end it when it has had time for its last words."""
+        self.look_for_death(now)
         if self.lost_at is None:
             # While it serves, only a death counts: no line can bring a server down.
-            if not self.see_death(now) and (self.ready or self.log.lost is None):
+            if self.death is None and (self.ready or self.log.lost is None):
                 return False
             self.lost_at = now
             notify("STATUS=lost while " + self.log.describe())
@@ -428,17 +437,17 @@ class Launcher:
             self.lost_at = float("inf")
         return True
 
-    def see_death(self, now):
-        """Return True if one of the engine's processes has died; say which and how."""
-        if now - self.workers_at < WORKERS_INTERVAL_S:
-            return False
+    def look_for_death(self, now):
+        """Look whether one of the engine's processes has died; say which and how."""
+        if self.death is not None or now - self.workers_at < WORKERS_INTERVAL_S:
+            return
         self.workers_at = now
-        death = self.workers.first_death()
-        if death:
-            name, pid, self.lost_status = death
-            how = f"was killed by signal {death[2] - 128}" if death[2] > 128 else f"ended with {death[2]}"
+        self.death = self.workers.first_death()
+        if self.death:
+            name, pid, self.lost_status = self.death
+            status = self.lost_status
+            how = f"was killed by signal {status - 128}" if status > 128 else f"ended with {status}"
             say(f"the engine's process {name} (pid {pid}) {how}")
-        return bool(death)
 
     def buy_time(self, now):
         """Extend systemd's start timeout as long as the engine gets on."""

@@ -3,7 +3,8 @@
 
 Steps: ["write", text], ["sleep", seconds], ["health", status] (listen and answer /health so), ["env", name],
 ["exit", status], ["kill", signal], ["grandchild", seconds] (a process that keeps the output open),
-["worker", program] (a process as multiprocessing starts one), ["kill_worker", signal].
+["worker", program] (a process as multiprocessing starts one), ["kill_worker", signal] (the newest),
+["kill_workers", signal] (all).
 On SIGTERM it drains for `drain` seconds, where a step ["drain", seconds] says so, and ends with 0.
 """
 
@@ -20,6 +21,7 @@ import time
 config = pathlib.Path(sys.argv[sys.argv.index("--config") + 1])
 port = next(int(line.split()[1]) for line in config.read_text().splitlines() if line.startswith("port:"))
 state = {"status": 503, "drain": 0.0}
+workers = []
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -57,9 +59,12 @@ for action, value in json.loads((config.parent / "steps.json").read_text()):
     elif action == "grandchild":
         subprocess.Popen(["sleep", str(value)])
     elif action == "worker":
-        worker = subprocess.Popen([sys.executable, "-c", value, "--multiprocessing-fork"])
+        workers.append(subprocess.Popen([sys.executable, "-c", value, "--multiprocessing-fork"]))
     elif action == "kill_worker":
-        worker.send_signal(value)
+        workers[-1].send_signal(value)
+    elif action == "kill_workers":
+        for worker in workers:
+            worker.send_signal(value)
     elif action == "kill":
         os.kill(os.getpid(), value)
     elif action == "exit":
