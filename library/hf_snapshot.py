@@ -18,8 +18,11 @@ description:
     with its manifest is compared with that, without asking the hub, so that a pinned revision needs no
     network.
   - A file that has gone missing or wrong is fetched again, and only that one.
-  - What to fetch is asked of the hub's API. The bytes are brought by C(huggingface_hub), whose own success is
-    not relied on, as it compares no contents.
+  - What to fetch is asked of the hub's API. The bytes come by plain HTTP with ranges, or by
+    C(huggingface_hub); neither one's own success is relied on.
+  - An action plugin of the same name repeats short calls of this module, prints how far the fetch is, and
+    outlasts a connection that is lost. The fetch itself goes on in a process of its own on the node, also
+    when Ansible is interrupted; the next run joins it.
 options:
   repo_id:
     description:
@@ -40,6 +43,8 @@ options:
   endpoint:
     description:
       - Address of the hub or a mirror of it.
+      - An absolute path is a folder in this module's own layout, such as another node's O(dest) on NFS; the
+        files are copied from there, and held against the manifests in it.
     type: str
     default: https://huggingface.co
   token_file:
@@ -67,12 +72,35 @@ options:
     type: str
     choices: [fast, full]
     default: fast
+  transfer:
+    description:
+      - What brings the bytes from a hub.
+      - V(ranges) is plain HTTP by this module. It needs nothing installed.
+      - V(client) is C(huggingface_hub), which may use Xet storage with the public hub.
+    type: str
+    choices: [ranges, client]
+    default: ranges
+  workers:
+    description:
+      - Number of files that come at once. With V(ranges) each takes about 2 MiB of memory.
+    type: int
+    default: 8
   timeout:
     description:
-      - Seconds after which a question to the hub, or a transfer that brings no more bytes, is given up.
+      - Seconds after which a question to the hub, or a file that brings no more bytes, is given up. Until
+        then what broke is tried again, with growing pauses or after those that the hub asks for.
       - A transfer that goes on may take any time.
     type: int
     default: 600
+  wait:
+    description:
+      - Seconds after which the module returns though the fetch still goes on, with RV(job) and
+        RV(progress). The action plugin sets it. Without it the module fetches in its own process.
+    type: float
+  job:
+    description:
+      - Say how far the fetch of this name is. Needs O(wait) and a full hash as O(revision).
+    type: str
   state:
     description:
       - The snapshot is there.
@@ -89,9 +117,10 @@ attributes:
     support: full
     description: Shows the files, their sizes and digests.
 requirements:
-  - huggingface_hub 0.36.2 or later, to fetch files, in the interpreter that runs the module
+  - huggingface_hub 0.36.2 or later, for O(transfer=client), in the interpreter that runs the module
 notes:
-  - One process per model and node may fetch; a second one fails at once and names the first.
+  - One process per model and node may fetch. A second one with O(wait) joins the first; without, it fails
+    at once and names the first.
   - Files that a person put into the snapshot's folder are removed when it is made anew.
 author:
   - the sglang-kit contributors
@@ -151,17 +180,107 @@ free_bytes:
   type: int
   returned: success
 fetched_bytes:
-  description: Size of all files that were fetched, in bytes; a file that came wrong counts twice.
+  description: Bytes that came, in all; what came twice counts twice.
   type: int
   returned: success
+refetched_bytes:
+  description:
+    - Those of them that came, or will have to come, more than once, such as the end of a file whose
+      transfer was killed. With O(transfer=client) it is not known.
+  type: int
+  returned: success
+seconds:
+  description: Time that the fetch took, with its checks.
+  type: float
+  returned: success
+job:
+  description: Name of the fetch that goes on, for O(job).
+  type: str
+  returned: when O(wait) was over first
+progress:
+  description:
+    - How far it is. A dict with phase (check, fetch or publish), files, files_done, bytes, bytes_done, rate
+      in bytes a second, eta_s in seconds.
+  type: dict
+  returned: when O(wait) was over first
+lost:
+  description: The fetch named O(job) has ended without a result, such as by a reboot; begin again.
+  type: bool
+  returned: when it did
 """
 
+import functools
 import os
+import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_kit import snapshot, snapshot_hub
-from ansible.module_utils.sglang_kit.snapshot_store import Store, free_bytes
-from ansible.module_utils.sglang_kit.snapshot_transfer import WORK, ClientTransfer, client_missing
+from ansible.module_utils.sglang_kit import (
+    snapshot,
+    snapshot_folder,
+    snapshot_hub,
+    snapshot_job,
+    snapshot_ranges,
+    snapshot_transfer,
+)
+from ansible.module_utils.sglang_kit.snapshot_store import Store, free_space, hashers
+
+
+class Source:
+    """Where a model comes from: `hub` says what there is, `make` makes a transfer, `work` is its folder."""
+
+    def __init__(self, params, endpoint, token):
+        if endpoint.startswith("/"):
+            self.hub = snapshot_folder.FolderHub(params["repo_id"], endpoint)
+            kind = snapshot_folder
+            self.make = snapshot_folder.FolderTransfer
+        else:
+            self.hub = snapshot_hub.Hub(params["repo_id"], endpoint, token, params["timeout"])
+            if params["transfer"] == "client":
+                kind, self.make = snapshot_transfer, snapshot_transfer.ClientTransfer
+            else:
+                kind, self.make = snapshot_ranges, snapshot_ranges.RangeTransfer
+        self.work = kind.WORK
+
+    def missing(self):
+        """Return what is not installed here that the transfer needs, or None."""
+        return snapshot_transfer.client_missing() if self.work == snapshot_transfer.WORK else None
+
+
+class Silent:
+    """Hears of progress and tells nobody."""
+
+    def phase(self, *_):
+        pass
+
+    def gained(self, number):
+        pass
+
+    def file_done(self):
+        pass
+
+
+class Plan:
+    """What there is to do. `result` is the module's; `wrong` is {path: text} of the finished snapshot."""
+
+    def __init__(self, manifest, wrong, doubtful):
+        self.manifest = manifest
+        self.wrong = wrong
+        self.doubtful = doubtful
+        self.done = False
+        self.files = self.result = None
+
+    def known(self):
+        """Return {path: LocalFile} of the finished files that are as the hub states."""
+        if self.manifest is None:
+            return {}
+        known = {}
+        for file in self.files:
+            entry = self.manifest["files"].get(file.path)
+            if entry and file.path not in self.wrong:
+                found = snapshot.LocalFile(entry["size"], entry["blob_id"], entry["sha256"])
+                if snapshot.is_right(file, found):
+                    known[file.path] = found
+        return known
 
 
 def read_token(path):
@@ -181,49 +300,101 @@ def read_token(path):
 
 
 def standing(store, params):
-    """Return (manifest, {path: what is wrong}) of the finished snapshot; (None, {}) without one."""
+    """Return the manifest of the finished snapshot if it is one of the files that are asked for."""
     manifest = store.manifest()
     if manifest is None or not snapshot.covers(manifest, params["allow_patterns"], params["ignore_patterns"]):
-        return None, {}
-    return manifest, snapshot.changed_files(manifest, store.final, full=params["verify"] == "full")
+        return None
+    return manifest
 
 
-def report(store, revision, params, sizes, to_fetch, fetched_bytes=0):
+def suspects(manifest, folder, full):
+    """Return ({path: what is wrong}, [paths whose contents must be read to know])."""
+    wrong, doubtful = snapshot.changed_files(manifest, folder)
+    return wrong, [path for path in manifest["files"] if path not in wrong] if full else doubtful
+
+
+def report(store, revision, params, sizes, to_fetch, **more):
     """Return the module's result, given the sizes of the snapshot's files and the RemoteFiles to fetch."""
     return {
+        "changed": True,
         "path": store.final,
         "revision": revision,
         "files": len(sizes),
         "bytes": sum(sizes),
         "to_fetch": {"files": len(to_fetch), "bytes": snapshot.total(to_fetch)},
-        "free_bytes": free_bytes(params["dest"]),
-        "fetched_bytes": fetched_bytes,
+        "free_bytes": free_space(params["dest"])[0],
+        "fetched_bytes": 0,
+        "refetched_bytes": 0,
+        "seconds": 0.0,
+        **more,
     }
 
 
-def unchanged(store, revision, params):
-    """Return the result if the finished snapshot is as it should be, else None; and what is wrong with it."""
-    manifest, wrong = standing(store, params)
-    if manifest is None or wrong:
-        return None, wrong
-    sizes = [entry["size"] for entry in manifest["files"].values()]
-    return dict(report(store, revision, params, sizes, []), changed=False), wrong
+def make_plan(source, store, commit, params, progress, check_mode=False):
+    """Return the Plan; asks the hub unless the finished snapshot is right. Raises SnapshotError."""
+    manifest, full = standing(store, params), params["verify"] == "full"
+    wrong, doubtful = {}, []
+    if manifest:
+        wrong, doubtful = suspects(manifest, store.final, full)
+        # A dry run need not know what a copy of 600 GB is worth, but when it is asked to.
+        if doubtful and (full or not check_mode):
+            wrong.update(store.recheck(manifest, doubtful, progress))
+    plan = Plan(manifest, wrong, snapshot.changed_files(manifest, store.final)[1] if manifest else [])
+    if manifest and not wrong:
+        sizes = [entry["size"] for entry in manifest["files"].values()]
+        plan.done = True
+        plan.result = report(store, commit, params, sizes, [], changed=bool(plan.doubtful))
+        return plan
+
+    listed = source.hub.files(commit)
+    plan.files = snapshot.select(listed, params["allow_patterns"], params["ignore_patterns"])
+    snapshot.check_paths(plan.files)
+    if not plan.files:
+        raise snapshot.SnapshotError(
+            f"{params['repo_id']} at {commit} has {len(listed)} files and the patterns leave none of them."
+        )
+    there = [file for file in store.likely_there(plan.files) if file.path not in wrong]
+    to_fetch = [file for file in plan.files if file not in there]
+    plan.result = report(store, commit, params, [file.size for file in plan.files], to_fetch)
+    plan.result["diff"] = {
+        "before": snapshot.describe(there) if store.manifest() else "",
+        "after": snapshot.describe(plan.files),
+        "before_header": store.final,
+        "after_header": store.final,
+    }
+    snapshot.check_space(to_fetch, *free_space(params["dest"]), params["dest"])
+    return plan
 
 
-def fetch(transfer, store, files, right):
-    """Bring the files that are not right; return (all as {path: LocalFile}, bytes fetched).
+def fetch(transfer, store, files, right, progress):
+    """Bring the files that are not right; return all as {path: LocalFile}.
 
-    Files that come wrong are fetched once more; raises SnapshotError if that does not help.
+    Files are read back as they come. Those that come wrong are fetched once more; raises SnapshotError if
+    that does not help.
     """
-    fetched, wrong = 0, {}
-    for force in (False, True):
+    right, wrong = dict(right), {}
+    for _ in range(2):
         missing = [file for file in files if file.path not in right]
         if not missing:
             break
-        transfer.fetch([file.path for file in missing], force)
-        fetched += snapshot.total(missing)
-        now_right, wrong = store.verify(missing)
-        right = dict(right, **now_right)
+        with hashers() as pool:
+
+            def check(file):
+                found, text = store.check(file)
+                if found:
+                    progress.file_done()
+                else:
+                    progress.gained(-file.size)
+                return file, found, text
+
+            checks = [pool.submit(check, file) for file in transfer.fetch(missing)]
+        wrong = {}
+        for file, found, text in (done.result() for done in checks):
+            if found:
+                right[file.path] = found
+            else:
+                wrong[file.path] = text
+                transfer.refetched += file.size
     if wrong:
         first = next(iter(wrong.values()))
         raise snapshot.SnapshotError(
@@ -231,70 +402,99 @@ def fetch(transfer, store, files, right):
             "the snapshot was not put in place. Something between this node and the hub changes or cuts "
             "what passes through: try another endpoint, or without the proxy."
         )
-    return right, fetched
+    return right
+
+
+def ensure(source, store, commit, params, token, progress):
+    """Make it so, given the lock; return the module's result. Raises SnapshotError."""
+    since = time.monotonic()
+    # Another process may have done the work in the meantime.
+    plan = make_plan(source, store, commit, params, progress)
+    if plan.done:
+        if plan.doubtful:
+            store.renew(plan.manifest)
+        return plan.result
+    known, files = plan.known(), plan.files
+    transfer = source.make(
+        params["repo_id"],
+        commit,
+        params["endpoint"],
+        token,
+        store.staging,
+        params["timeout"],
+        params["workers"],
+        progress,
+    )
+    staged = store.stage(files, source.work, known)
+    right = dict(store.verify([file for file in staged if file.path not in known], progress), **known)
+    to_fetch = [file for file in files if file.path not in right]
+    snapshot.check_space(to_fetch, *free_space(params["dest"]), params["dest"])
+    size = snapshot.total(files)
+    progress.phase("fetch", len(files), size, len(right), size - snapshot.total(to_fetch))
+    right = fetch(transfer, store, files, right, progress)
+    transfer.clean()
+    progress.phase("publish", len(files), size, len(files), size)
+    store.publish(
+        snapshot.make_manifest(
+            params["repo_id"],
+            commit,
+            params["allow_patterns"],
+            params["ignore_patterns"],
+            store.staging,
+            right,
+        )
+    )
+    return dict(
+        plan.result,
+        to_fetch={"files": len(to_fetch), "bytes": snapshot.total(to_fetch)},
+        fetched_bytes=transfer.received,
+        refetched_bytes=transfer.refetched,
+        seconds=round(time.monotonic() - since, 1),
+    )
+
+
+def follow(store, job, wait):
+    result = snapshot_job.follow(store, job, wait)
+    return {"changed": False, "job": job, "lost": True} if result is None else result
 
 
 def run(module):
     params = module.params
     params["dest"] = os.path.abspath(params["dest"])
-    endpoint = params["endpoint"].rstrip("/")
+    params["endpoint"] = params["endpoint"].rstrip("/")
     repo_id, revision = params["repo_id"], params["revision"]
     snapshot.check_repo_id(repo_id)
+    if params["job"]:
+        return follow(Store(params["dest"], repo_id, revision), params["job"], params["wait"])
     token = read_token(params["token_file"])
     if token:
         module.no_log_values.add(token)
-    hub = snapshot_hub.Hub(repo_id, endpoint, token, params["timeout"])
-    commit = revision if snapshot.is_commit(revision) else hub.resolve(revision)
+    source = Source(params, params["endpoint"], token)
+    commit = revision if snapshot.is_commit(revision) else source.hub.resolve(revision)
     if commit != revision:
         module.warn(f"{revision} of {repo_id} may move; to stay with what it is now, pin {commit}")
     store = Store(params["dest"], repo_id, commit)
-    done, wrong = unchanged(store, commit, params)
-    if done:
-        return done
+    background = params["wait"] is not None and not module.check_mode
+    if background and store.busy():
+        state = snapshot_job.read_state(store.job)
+        if state:
+            return dict(follow(store, state["job"], params["wait"]), revision=commit)
+    work = functools.partial(ensure, source, store, commit, params, token)
 
-    listed = hub.files(commit)
-    files = snapshot.select(listed, params["allow_patterns"], params["ignore_patterns"])
-    snapshot.check_paths(files)
-    if not files:
-        raise snapshot.SnapshotError(
-            f"{repo_id} at {commit} has {len(listed)} files and the patterns leave none of them."
-        )
-    there = [file for file in store.likely_there(files) if file.path not in wrong]
-    to_fetch = [file for file in files if file not in there]
-    sizes = [file.size for file in files]
-    result = dict(report(store, commit, params, sizes, to_fetch), changed=True)
-    before = snapshot.describe(there) if store.manifest() else ""
-    result["diff"] = {
-        "before": before,
-        "after": snapshot.describe(files),
-        "before_header": store.final,
-        "after_header": store.final,
-    }
-    snapshot.check_space(to_fetch, result["free_bytes"], params["dest"])
-    if module.check_mode:
-        return result
-
-    missing_client = client_missing()
-    if missing_client:
-        raise snapshot.SnapshotError(missing_client)
-    with store.lock():
-        # Another process may have done the work in the meantime.
-        done, _ = unchanged(store, commit, params)
-        if done:
-            return done
-        transfer = ClientTransfer(repo_id, commit, endpoint, token, store.staging, params["timeout"])
-        right = store.stage(files, WORK)
-        to_fetch = [file for file in files if file.path not in right]
-        snapshot.check_space(to_fetch, free_bytes(params["dest"]), params["dest"])
-        right, fetched = fetch(transfer, store, files, right)
-        transfer.clean()
-        manifest = snapshot.make_manifest(
-            repo_id, commit, params["allow_patterns"], params["ignore_patterns"], store.staging, right
-        )
-        store.publish(manifest)
-    result["to_fetch"] = {"files": len(to_fetch), "bytes": snapshot.total(to_fetch)}
-    result["fetched_bytes"] = fetched
-    return result
+    manifest = standing(store, params)
+    must_read = manifest and suspects(manifest, store.final, params["verify"] == "full")[1]
+    # Reading takes minutes, and so is not for a call that should be short.
+    if not (background and must_read):
+        plan = make_plan(source, store, commit, params, Silent(), module.check_mode)
+        if module.check_mode or (plan.done and not plan.doubtful):
+            return plan.result
+        missing = source.missing()
+        if missing and not plan.done:
+            raise snapshot.SnapshotError(missing)
+    if background:
+        return dict(follow(store, snapshot_job.start(store, work), params["wait"]), revision=commit)
+    with store.lock(), snapshot_job.Progress(store.job, "foreground") as progress:
+        return work(progress)
 
 
 def main():
@@ -309,9 +509,14 @@ def main():
             "allow_patterns": {"type": "list", "elements": "str"},
             "ignore_patterns": {"type": "list", "elements": "str", "default": snapshot.PICKLE_PATTERNS},
             "verify": {"type": "str", "choices": ["fast", "full"], "default": "fast"},
+            "transfer": {"type": "str", "choices": ["ranges", "client"], "default": "ranges"},
+            "workers": {"type": "int", "default": 8},
             "timeout": {"type": "int", "default": 600},
+            "wait": {"type": "float"},
+            "job": {"type": "str"},
             "state": {"type": "str", "choices": ["present"], "default": "present"},
         },
+        required_by={"job": ["wait"]},
         supports_check_mode=True,
     )
     try:
@@ -323,6 +528,8 @@ def main():
         module.fail_json(
             msg=f"{error}. Expected to read and write below {dest}: check its disk, owner and mode."
         )
+    if result.get("failed"):
+        module.fail_json(**result)
     module.exit_json(**result)
 
 

@@ -295,7 +295,7 @@ def read_disks(source, folders):
 
 
 def read_ports(source, ports):
-    """Return who listens on each TCP port: ``{port: None}``, or a dict with pid and unit."""
+    """Return who listens on each TCP port: ``{port: {"pid", "unit"}}``; the unit `nobody` is a free port."""
     sockets = {}
     for table in ("tcp", "tcp6"):
         for line in (source.read("proc/net", table) or "").splitlines()[1:]:
@@ -303,7 +303,7 @@ def read_ports(source, ports):
             port = int(fields[1].rsplit(":", 1)[1], 16)
             if fields[3] == "0A" and port in ports:
                 sockets[f"socket:[{fields[9]}]"] = port
-    found = {str(port): None for port in ports}
+    found = {str(port): {"pid": None, "unit": "nobody"} for port in ports}
     for port in sockets.values():
         found[str(port)] = {"pid": None, "unit": "no unit"}
     for folder in source.match("/proc/[0-9]*") if sockets else []:

@@ -14,7 +14,7 @@ import stat
 from ansible.module_utils.common.text.formatters import bytes_to_human
 
 MANIFEST = "manifest.json"
-MANIFEST_FORMAT = 1
+MANIFEST_FORMAT = 2
 
 # Loading any of these runs code that the file contains.
 PICKLE_PATTERNS = [
@@ -40,9 +40,8 @@ RemoteFile.__doc__ = """A file as the hub states it: size in bytes; the digest o
 for a large file and blob_id, git's name for it, for a small one (whose sha256 is None)."""
 
 LocalFile = collections.namedtuple("LocalFile", "size blob_id sha256")
-LocalFile.__doc__ = (
-    """A file as it lies on the disk: size in bytes and both digests of its content, in hex."""
-)
+LocalFile.__doc__ = """A file as it lies on the disk: size in bytes and the digests of its content, in hex;
+blob_id is None if it was not asked for."""
 
 
 class SnapshotError(Exception):
@@ -94,8 +93,11 @@ def check_paths(files):
             )
 
 
-def read(path):
-    """Return the LocalFile of a regular file; None if there is none, or a link in its place."""
+def read(path, large=False):
+    """Return the LocalFile of a regular file; None if there is none, or a link in its place.
+
+    large: leave out the blob id, which would take about as long as the sha256
+    """
     try:
         found = os.lstat(path)
     except OSError:
@@ -103,11 +105,13 @@ def read(path):
     if not stat.S_ISREG(found.st_mode):
         return None
     blob_id, sha256 = hashlib.sha1(b"blob %d\0" % found.st_size), hashlib.sha256()
-    with open(path, "rb") as content:
-        for block in iter(lambda: content.read(BLOCK), b""):
-            blob_id.update(block)
-            sha256.update(block)
-    return LocalFile(found.st_size, blob_id.hexdigest(), sha256.hexdigest())
+    with open(path, "rb", buffering=0) as content:
+        block = memoryview(bytearray(BLOCK))
+        for size in iter(lambda: content.readinto(block), 0):
+            sha256.update(block[:size])
+            if not large:
+                blob_id.update(block[:size])
+    return LocalFile(found.st_size, None if large else blob_id.hexdigest(), sha256.hexdigest())
 
 
 def is_right(expected, found):
@@ -132,9 +136,11 @@ def make_manifest(repo_id, revision, allow, ignore, folder, found):
     """Return the manifest of the folder's files, given {path: LocalFile} of those that were verified."""
     entries = {}
     for path in sorted(found):
+        status = os.lstat(os.path.join(folder, path))
         entries[path] = {
             "size": found[path].size,
-            "mtime_ns": os.lstat(os.path.join(folder, path)).st_mtime_ns,
+            "mtime_ns": status.st_mtime_ns,
+            "inode": status.st_ino,
             "sha256": found[path].sha256,
             "blob_id": found[path].blob_id,
         }
@@ -157,9 +163,13 @@ def covers(manifest, allow, ignore):
     )
 
 
-def changed_files(manifest, folder, full=False):
-    """Return {path: what is wrong with it} against the manifest; `full` compares contents too."""
-    wrong = {}
+def changed_files(manifest, folder):
+    """Compare a folder with its manifest by size, time and inode; reads no contents.
+
+    Returns ({path: what is wrong with it}, [path of those that only their content can prove: not the
+    ones that were verified here, such as a copy]).
+    """
+    wrong, doubtful = {}, []
     for path, entry in manifest["files"].items():
         try:
             found = os.lstat(os.path.join(folder, path))
@@ -170,27 +180,33 @@ def changed_files(manifest, folder, full=False):
             wrong[path] = "not a regular file"
         elif found.st_size != entry["size"]:
             wrong[path] = f"{found.st_size} bytes, expected {entry['size']}"
-        elif full:
-            sha256 = read(os.path.join(folder, path)).sha256
-            if sha256 != entry["sha256"]:
-                wrong[path] = f"sha256 {sha256}, expected {entry['sha256']}"
-        elif found.st_mtime_ns != entry["mtime_ns"]:
-            wrong[path] = "written to since it was verified"
-    return wrong
+        elif (found.st_mtime_ns, found.st_ino) != (entry["mtime_ns"], entry["inode"]):
+            doubtful.append(path)
+    return wrong, doubtful
 
 
 def total(files):
     return sum(file.size for file in files)
 
 
-def check_space(to_fetch, free, folder):
-    """Raise SnapshotError if the disk cannot take the files and keep the headroom."""
+def check_space(to_fetch, free, inodes, folder):
+    """Raise SnapshotError if the disk cannot take the files and keep the headroom.
+
+    free: bytes; inodes: number, or None if the file system sets no limit
+    """
     needed = total(to_fetch)
     if to_fetch and needed + HEADROOM > free:
         raise SnapshotError(
             f"{folder} has {bytes_to_human(free)} free; expected {bytes_to_human(needed)} for "
             f"{len(to_fetch)} files and {bytes_to_human(HEADROOM)} of headroom. Nothing was fetched. Free "
             f"{bytes_to_human(needed + HEADROOM - free)} there, or choose a root on a larger disk."
+        )
+    # Each comes with a list of checksums while it is fetched; folders, the manifest and the like.
+    expected = 2 * len(to_fetch) + 100
+    if to_fetch and inodes is not None and expected > inodes:
+        raise SnapshotError(
+            f"{folder} is on a disk with {inodes} free inodes; expected {expected} for {len(to_fetch)} "
+            "files. Nothing was fetched. Remove small files there (df -i), or choose another root."
         )
 
 

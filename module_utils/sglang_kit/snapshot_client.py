@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program that fetches files with the hub's client, in a process of its own (see snapshot_transfer).
 
-Standard input: one line of JSON (repo_id, revision, endpoint, token, folder, paths, force); then it
+Standard input: one line of JSON (repo_id, revision, endpoint, token, folder, workers, paths, force); then it
 stays open for as long as this process is wanted.
 Standard output: a JSON list, one entry per file: {path, error: null or {type, message, status, errno}}.
 """
@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 
-WORKERS = 4
 ATTEMPTS = 3
 # Trying again does not help against these.
 FINAL_STATUS = (401, 403, 404)
@@ -67,7 +66,7 @@ def main():
     threading.Thread(target=end_with_parent, daemon=True).start()
     from huggingface_hub import hf_hub_download
 
-    with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
+    with concurrent.futures.ThreadPoolExecutor(job["workers"]) as pool:
         results = list(pool.map(lambda path: fetch(hf_hub_download, job, path), job["paths"]))
     json.dump(results, sys.stdout)
     sys.stdout.flush()

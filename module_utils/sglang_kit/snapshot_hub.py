@@ -14,16 +14,13 @@ import time
 import urllib.error
 import urllib.parse
 
-from ansible.module_utils.urls import open_url
-
-from . import snapshot
+from . import snapshot, snapshot_http
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 
 # Seconds without a byte after which one answer counts as lost.
 SILENCE = 30
 RETRIES = 3
-RETRIED = (429, 500, 502, 503, 504)
 
 
 class Refused(snapshot.SnapshotError):
@@ -71,10 +68,11 @@ class Hub:
                 return self._try(url, deadline)
             except urllib.error.HTTPError as error:
                 attempt += 1
-                asked = error.headers.get("Retry-After", "")
-                wait = int(asked) if asked.isdigit() else 2**attempt
+                wait = snapshot_http.retry_after(error.headers)
+                if wait is None:
+                    wait = 2**attempt
                 give_up = attempt > RETRIES or time.monotonic() + wait > deadline
-                if error.code not in RETRIED or give_up:
+                if error.code not in snapshot_http.RETRIED or give_up:
                     code = error.headers.get("X-Error-Code")
                     message = explain(error.code, code, self.repo_id, self.endpoint, bool(self.token))
                     raise Refused(message, error.code) from error
@@ -91,16 +89,7 @@ class Hub:
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("time is up")
-        token = {"Authorization": "Bearer " + self.token} if self.token else {}
-        answer = open_url(
-            url,
-            headers=token,
-            # A token must not follow a redirect to somebody else.
-            unredirected_headers=list(token),
-            timeout=min(SILENCE, left),
-            http_agent="sglang-kit",
-            use_netrc=False,
-        )
+        answer = snapshot_http.get(url, self.token, min(SILENCE, left))
         parts = []
         for part in iter(lambda: answer.read(1 << 16), b""):
             parts.append(part)

@@ -22,9 +22,11 @@ def existing_parent(path):
     return path
 
 
-def free_bytes(path):
-    """Return the free space, in bytes, of the disk where the path is or would be."""
-    return shutil.disk_usage(existing_parent(path)).free
+def free_space(path):
+    """Return (bytes, inodes or None) that are free on the disk where the path is or would be."""
+    found = os.statvfs(existing_parent(path))
+    # Some file systems make inodes as they go, and state none.
+    return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
 
 
 def make_folders(path):
@@ -44,12 +46,9 @@ def files_below(folder):
     return found
 
 
-def read_all(folder, paths):
-    """Return {path: LocalFile or None}; as many at once as there are cores to hash with."""
-    workers = min(8, os.cpu_count() or 1)
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        found = pool.map(lambda path: snapshot.read(os.path.join(folder, path)), paths)
-        return dict(zip(paths, found))
+def hashers():
+    """Return a pool with as many workers as there are cores to hash with."""
+    return concurrent.futures.ThreadPoolExecutor(min(16, len(os.sched_getaffinity(0))))
 
 
 def sync(path):
@@ -59,6 +58,11 @@ def sync(path):
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _dump(manifest, content):
+    json.dump(manifest, content, indent=1, sort_keys=True)
+    content.write("\n")
 
 
 def remove_tree(folder):
@@ -76,6 +80,7 @@ class Store:
         self.repo_id = repo_id
         self.final = os.path.join(self.parent, revision)
         self.staging = os.path.join(self.parent, f".{revision}.partial")
+        self.job = os.path.join(self.parent, f".{revision}.job")
         self._replaced = os.path.join(self.parent, f".{revision}.replaced")
 
     def manifest(self):
@@ -98,7 +103,8 @@ class Store:
     def lock(self):
         """Keep others away from this model; raise SnapshotError if somebody is at it.
 
-        The lock goes with the process, so a killed one leaves none.
+        The lock goes with the process, so a killed one leaves none. A child that is to hold it for
+        longer calls what this gives.
         """
         make_folders(self.parent)
         handle = os.open(os.path.join(self.parent, ".lock"), os.O_RDWR | os.O_CREAT, 0o644)
@@ -112,11 +118,29 @@ class Store:
                     "interrupted ansible leaves it running: it goes on by itself. Wait for its end and run "
                     f"again (it finds the work done), or stop it: kill {pid}"
                 ) from None
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, b"%d\n" % os.getpid(), 0)
-            yield
+
+            def claim():
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, b"%d\n" % os.getpid(), 0)
+
+            claim()
+            yield claim
         finally:
             os.close(handle)
+
+    def busy(self):
+        """Say whether somebody is at this model."""
+        try:
+            handle = os.open(os.path.join(self.parent, ".lock"), os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+        return False
 
     def likely_there(self, files):
         """Return those of the RemoteFiles that lie in the final or staging folder, by their size."""
@@ -132,12 +156,12 @@ class Store:
                     break
         return there
 
-    def stage(self, files, work):
-        """Make the staging folder hold what is there of the files already; return those that are right.
+    def stage(self, files, work, known):
+        """Make the staging folder hold what is there of the files already; return those RemoteFiles.
 
         Files of the finished snapshot are linked into it: they cost nothing, and the finished one stays
-        as it is. What is neither one of the files nor in the folder named `work` is removed, and so is
-        what is wrong.
+        as it is; those whose paths are `known` to be right there come from nowhere else. What is neither
+        one of the files nor in the folder named `work` is removed.
         """
         if os.path.isdir(self._replaced):
             remove_tree(self._replaced)
@@ -146,36 +170,77 @@ class Store:
             os.chmod(parent, 0o755)
         wanted = {file.path for file in files}
         for path in files_below(self.staging):
-            if path not in wanted and path.split(os.sep)[0] != work:
+            if path in known or (path not in wanted and path.split(os.sep)[0] != work):
                 os.unlink(os.path.join(self.staging, path))
         for path in wanted:
             source, target = os.path.join(self.final, path), os.path.join(self.staging, path)
             if os.path.isfile(source) and not os.path.islink(source) and not os.path.exists(target):
                 make_folders(os.path.dirname(target))
                 os.link(source, target)
-        return self.verify(files)[0]
+        return [file for file in files if os.path.lexists(os.path.join(self.staging, file.path))]
 
-    def verify(self, files):
-        """Read the staged files; return ({path: LocalFile} of the right ones, {path: text} of the others).
+    def verify(self, files, progress):
+        """Read the staged files, remove the wrong ones and return {path: LocalFile} of the right ones.
 
-        Wrong ones are removed, or the transfer would take them for fetched.
+        files: RemoteFiles that are there
         """
-        found = read_all(self.staging, [file.path for file in files])
-        right, wrong = {}, {}
-        for file in files:
-            if snapshot.is_right(file, found[file.path]):
-                right[file.path] = found[file.path]
-                continue
-            wrong[file.path] = snapshot.mismatch(file, found[file.path])
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(self.staging, file.path))
-        return right, wrong
+        progress.phase("check", len(files), snapshot.total(files))
+        right = {}
+        with hashers() as pool:
+            for file, (found, _) in zip(files, pool.map(self.check, files)):
+                progress.gained(file.size)
+                progress.file_done()
+                if found:
+                    right[file.path] = found
+        return right
+
+    def check(self, file):
+        """Read one staged file; return (LocalFile, None) if it is right, else remove it: (None, text)."""
+        path = os.path.join(self.staging, file.path)
+        found = snapshot.read(path, large=file.sha256 is not None)
+        if snapshot.is_right(file, found):
+            return found, None
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        return None, snapshot.mismatch(file, found)
+
+    def recheck(self, manifest, paths, progress):
+        """Read finished files again; return {path: what is wrong with it} against the manifest."""
+        progress.phase("check", len(paths), sum(manifest["files"][path]["size"] for path in paths))
+
+        def look(path):
+            found = snapshot.read(os.path.join(self.final, path), large=True)
+            progress.gained(found.size if found else 0)
+            progress.file_done()
+            return found.sha256 if found else "of nothing"
+
+        with hashers() as pool:
+            found = dict(zip(paths, pool.map(look, paths)))
+        expected = {path: manifest["files"][path]["sha256"] for path in paths}
+        return {
+            path: f"sha256 {sha256}, expected {expected[path]}"
+            for path, sha256 in found.items()
+            if sha256 != expected[path]
+        }
+
+    def renew(self, manifest):
+        """Write the manifest of the finished files anew, with the times and inodes that they have now."""
+        for path, entry in manifest["files"].items():
+            status = os.lstat(os.path.join(self.final, path))
+            entry.update(mtime_ns=status.st_mtime_ns, inode=status.st_ino)
+        os.chmod(self.final, 0o755)
+        with open(os.path.join(self.final, f".{snapshot.MANIFEST}"), "w", encoding="utf-8") as content:
+            _dump(manifest, content)
+        os.chmod(content.name, 0o444)
+        sync(content.name)
+        os.rename(content.name, os.path.join(self.final, snapshot.MANIFEST))
+        os.chmod(self.final, 0o555)
+        sync(self.final)
 
     def publish(self, manifest):
         """Give the staged files, all verified, their final name, on the disk and read-only."""
         with open(os.path.join(self.staging, snapshot.MANIFEST), "w", encoding="utf-8") as content:
-            json.dump(manifest, content, indent=1, sort_keys=True)
-            content.write("\n")
+            _dump(manifest, content)
         for path in files_below(self.staging):
             path = os.path.join(self.staging, path)
             os.chmod(path, 0o444)

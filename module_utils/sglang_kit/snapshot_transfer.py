@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bringing named files of a pinned revision into a folder, by the hub's own client.
 
-Whoever brings them has three duties, so that another way can take this one's place: fetch(paths, force)
-leaves the files at their paths in the folder or raises SnapshotError; nothing need be right, since the
-caller verifies every byte; clean() removes whatever it left beside the files.
+Whoever brings them has these duties, so that another way can take this one's place: fetch(files) yields
+each RemoteFile once it lies at its path in the folder, or raises SnapshotError; nothing need be right,
+since the caller verifies every byte and asks again for what was wrong; clean() removes whatever was left
+beside the files, in the folder WORK; `received` and `refetched` count bytes.
 """
 
 from __future__ import annotations
@@ -53,21 +54,35 @@ class ClientTransfer:
     """Fetches by huggingface_hub in a child process, watched from outside.
 
     timeout: seconds without a new byte after which the transfer counts as dead
+    progress: told of bytes by gained(number)
     """
 
-    def __init__(self, repo_id, revision, endpoint, token, folder, timeout):
+    def __init__(self, repo_id, revision, endpoint, token, folder, timeout, workers, progress):
         self.job = {
             "repo_id": repo_id,
             "revision": revision,
             "endpoint": endpoint,
             "token": token,
             "folder": folder,
+            "workers": workers,
         }
         self.folder = folder
         self.timeout = timeout
+        self.progress = progress
+        # The client does not tell what came over the wire: whole files are counted.
+        self.received = self.refetched = 0
+        self._brought = set()
 
-    def fetch(self, paths, force=False):
-        """Fetch the files; `force` makes the client forget what it has of them. Raises SnapshotError."""
+    def fetch(self, files):
+        paths = [file.path for file in files]
+        # What is asked for again was wrong: the client must forget what it has of it.
+        force = not self._brought.isdisjoint(paths)
+        self._brought.update(paths)
+        self._run(paths, force)
+        self.received += snapshot.total(files)
+        yield from files
+
+    def _run(self, paths, force):
         self._drop_leftovers()
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             # The program travels as text, as the module may run from an archive. The job, with its
@@ -119,7 +134,7 @@ class ClientTransfer:
 
     def _watch(self, child):
         """Wait for the child; raise SnapshotError once the folder has not grown for too long."""
-        seen, since = -1, time.monotonic()
+        seen, since = folder_bytes(self.folder), time.monotonic()
         while True:
             try:
                 child.wait(timeout=0.5)
@@ -127,6 +142,7 @@ class ClientTransfer:
             except subprocess.TimeoutExpired:
                 size = folder_bytes(self.folder)
                 if size != seen:
+                    self.progress.gained(size - seen)
                     seen, since = size, time.monotonic()
                 elif time.monotonic() - since > self.timeout:
                     raise snapshot.SnapshotError(

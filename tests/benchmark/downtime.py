@@ -3,7 +3,7 @@
 usage: .venv/bin/python tests/benchmark/downtime.py [HOST]
 
 Downtime is from the last answer of the old server to the first of the new one. The bare start is of the same
-engine with the same configuration, by hand, from exec to its first answer; the bare stop from SIGTERM to its end.
+engine with the same configuration, from exec to its first answer; the bare stop from SIGTERM to its end.
 """
 
 import pathlib

@@ -164,8 +164,11 @@ def test_a_port_is_free_for_its_own_unit_and_taken_for_others(tmp_path):
     (tmp_path / "proc/77/fd/3").symlink_to("socket:[4242]")
     gpu_nodes.write(tmp_path, "proc/77/cgroup", "0::/system.slice/sglang.service\n")
     result = judge(tmp_path, "cpu", ports=[30000, 30001])
-    assert result["facts"]["ports"] == {"30000": {"pid": 77, "unit": "sglang.service"}, "30001": None}
+    assert result["facts"]["ports"] == {
+        "30000": {"pid": 77, "unit": "sglang.service"},
+        "30001": {"pid": None, "unit": "nobody"},
+    }
     assert result["failures"] == []
     gpu_nodes.write(tmp_path, "proc/77/cgroup", "0::/system.slice/nginx.service\n")
     (failure,) = judge(tmp_path, "cpu", ports=[30000, 30001])["failures"]
-    assert "found nginx.service on 30000, expected sglang.service" in failure
+    assert "found nginx.service on 30000, expected one of nobody, sglang.service" in failure

@@ -4,6 +4,7 @@
 
 import hashlib
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -120,36 +121,33 @@ def manifest_of(folder, names):
 
 
 def test_manifest_finds_what_changed(tmp_path):
-    for name in ("same", "gone", "short", "touched", "linked", "flipped"):
+    for name in ("same", "gone", "short", "touched", "linked", "copied"):
         (tmp_path / name).write_bytes(b"abc")
     manifest = manifest_of(tmp_path, [path.name for path in tmp_path.iterdir()])
-    assert snapshot.changed_files(manifest, str(tmp_path)) == {}
+    assert snapshot.changed_files(manifest, str(tmp_path)) == ({}, [])
     (tmp_path / "gone").unlink()
     (tmp_path / "short").write_bytes(b"ab")
     os.utime(tmp_path / "touched", (1, 1))
     (tmp_path / "linked").unlink()
     (tmp_path / "linked").symlink_to("same")
-    before = (tmp_path / "flipped").stat()
-    (tmp_path / "flipped").write_bytes(b"abd")
-    os.utime(tmp_path / "flipped", ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert snapshot.changed_files(manifest, str(tmp_path)) == {
+    shutil.copy2(tmp_path / "copied", tmp_path / "copy")
+    (tmp_path / "copy").rename(tmp_path / "copied")
+    wrong, doubtful = snapshot.changed_files(manifest, str(tmp_path))
+    assert wrong == {
         "gone": "not there",
         "short": "2 bytes, expected 3",
-        "touched": "written to since it was verified",
         "linked": "not a regular file",
     }
-    full = snapshot.changed_files(manifest, str(tmp_path), full=True)
-    assert sorted(full) == ["flipped", "gone", "linked", "short"]
-    assert full["flipped"].startswith("sha256 ")
+    assert sorted(doubtful) == ["copied", "touched"]
 
 
 @pytest.mark.parametrize(
     ("allow", "ignore", "format_", "covered"),
     [
-        (None, ["*.bin"], 1, True),
-        (["*"], ["*.bin"], 1, False),
-        (None, [], 1, False),
-        (None, ["*.bin"], 2, False),
+        (None, ["*.bin"], 2, True),
+        (["*"], ["*.bin"], 2, False),
+        (None, [], 2, False),
+        (None, ["*.bin"], 1, False),
     ],
 )
 def test_manifest_covers_only_the_choice_it_was_made_for(tmp_path, allow, ignore, format_, covered):
@@ -159,8 +157,15 @@ def test_manifest_covers_only_the_choice_it_was_made_for(tmp_path, allow, ignore
 
 def test_space_keeps_headroom():
     to_fetch = [RemoteFile("x", 10 << 30, "", None)]
-    snapshot.check_space(to_fetch, 11 << 30, "/srv/models")
+    snapshot.check_space(to_fetch, 11 << 30, None, "/srv/models")
     with pytest.raises(SnapshotError, match=r"^/srv/models has 11\.00 GB free; expected 10\.00 GB") as error:
-        snapshot.check_space(to_fetch, (11 << 30) - 1, "/srv/models")
+        snapshot.check_space(to_fetch, (11 << 30) - 1, None, "/srv/models")
     assert "Nothing was fetched" in str(error.value)
-    snapshot.check_space([], 0, "/srv/models")
+    snapshot.check_space([], 0, 0, "/srv/models")
+
+
+def test_inodes_are_counted_as_well():
+    to_fetch = [remote("x")]
+    snapshot.check_space(to_fetch, 2 << 30, 102, "/srv/models")
+    with pytest.raises(SnapshotError, match=r"101 free inodes; expected 102 for 1 files.*df -i"):
+        snapshot.check_space(to_fetch, 2 << 30, 101, "/srv/models")
