@@ -86,7 +86,7 @@ phases:
   returned: when it waited
   type: list
 observation:
-  description: The last observation, as M(sglang_probe) returns it.
+  description: The last observation, as M(sglang_probe) returns it, without the log where there is one below.
   returned: when it waited
   type: dict
 answer:

@@ -60,7 +60,7 @@ class ActionModule(ActionBase):
         verdict = answer = None
         while verdict is None:
             polled = time.monotonic()
-            observation = self.probe(deaf_until=polled + DEAF_S)
+            observation = self.probe()
             self.show(observation)
             verdict = watch.judge(observation, time.monotonic())
             if verdict is not None and verdict.kind == "up":
@@ -108,7 +108,7 @@ class ActionModule(ActionBase):
         """Describe a bad end: msg, causes and log."""
         observation = self.probe(invocation=watch.invocation, log_lines=DEATH_LINES, node=True)
         unit, start, node = observation["unit"], observation["start"], observation["node"]
-        lines = observation["log"]
+        lines = observation.pop("log")
         causes = diagnoses.diagnose(
             self.args["diagnoses"], unit, lines, node["kernel"], start["phase"], verdict.kind
         )
@@ -129,11 +129,12 @@ class ActionModule(ActionBase):
             text += ["The engine's last telling lines:"] + ["  " + line for line in telling]
         return {"msg": "\n".join(text), "causes": causes, "log": telling, "observation": observation}
 
-    def probe(self, deaf_until=0.0, **options):
+    def probe(self, **options):
         """Take one observation; outlast a connection that is lost for a while."""
         arguments = {key: self.args[key] for key in ("unit", "url", "release")}
         arguments.update(options)
         lost = False
+        deaf_until = time.monotonic() + DEAF_S
         while True:
             try:
                 return self.execute("sglang_probe", arguments)
