@@ -12,6 +12,8 @@ import time
 
 WHOLE_ANSWER = ("status", "delay")
 IN_BODY = ("truncate", "reset", "stall", "corrupt")
+OTHER_FILE = ("resize", "whole")
+ALL = WHOLE_ANSWER + IN_BODY + OTHER_FILE
 
 
 @dataclasses.dataclass
@@ -25,6 +27,8 @@ class Rule:
         reset     drop the connection after `after` bytes
         stall     wait `seconds` after `after` bytes, then go on
         corrupt   turn the byte behind the first `after` bytes into another
+        resize    serve only the first `after` bytes of the file, as if it had no more
+        whole     serve the whole file whatever range was asked for
     method: only requests of this method
     skip: leave alone that many matching requests first
     times: act that often; None is for ever
@@ -41,8 +45,8 @@ class Rule:
     seconds: float = 0
 
     def __post_init__(self):
-        if self.do not in WHOLE_ANSWER + IN_BODY:
-            raise ValueError(f"do is {self.do!r}; expected one of {', '.join(WHOLE_ANSWER + IN_BODY)}")
+        if self.do not in ALL:
+            raise ValueError(f"do is {self.do!r}; expected one of {', '.join(ALL)}")
         re.compile(self.path)
 
     def matches(self, method, path):

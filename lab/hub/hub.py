@@ -14,8 +14,9 @@ GET      /api/models/<id>/tree/<rev>[/<path>]              files with digests, i
 POST     /api/models/<id>/paths-info/<rev>                 the same for given paths
 GET      /api/models/<id>/refs
 HEAD GET /<id>/resolve/<rev>/<file>                        the file; a large one by redirect to /_cdn
-POST     /_ctl      rules (see faults.py), token, page (entries per page of a tree), clear_log
-GET      /_log      requests so far
+POST     /_ctl      rules (see faults.py), token, page (entries per page of a tree), clear_log,
+                    cdn (address for large files, if not the one the client used)
+GET      /_log      requests so far; `token`: whether one was sent
 """
 
 import argparse
@@ -47,6 +48,7 @@ class State:
         self.rules = faults.Rules()
         self.token = None
         self.page = 1000
+        self.cdn = None
         self.log = []
         self.lock = threading.Lock()
 
@@ -128,6 +130,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def note(self, status, sent):
         record = {"method": self.command, "path": self.path, "status": status, "sent": sent}
         record["range"] = self.headers.get("Range")
+        record["token"] = "Authorization" in self.headers
         with self.server.state.lock:
             self.server.state.log.append(record)
 
@@ -158,7 +161,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.rule and self.rule.do == "delay":
             time.sleep(self.rule.seconds)
         try:
-            self.check_token()
+            if not self.path.startswith("/_cdn/"):
+                self.check_token()
             self.route()
         except Refusal as refusal:
             status, code, message = refusal.args
@@ -259,7 +263,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         commit, entry, headers = self.entry(repo_id, revision, path)
         if not entry.sha256:
             return self.send_file(entry, headers)
-        headers["Location"] = f"{self.base()}/_cdn/{repo_id}/{commit}/{quote(path)}"
+        headers["Location"] = f"{self.server.state.cdn or self.base()}/_cdn/{repo_id}/{commit}/{quote(path)}"
         return self.reply(302, headers=headers)
 
     def cdn(self, query, repo_id, commit, path):
@@ -268,13 +272,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_file(entry, headers)
 
     def send_file(self, entry, headers):
-        status, start, end = 200, 0, entry.size
-        wanted = byte_range(self.headers.get("Range", ""), entry.size)
-        if wanted:
+        fault = self.rule.do if self.rule else None
+        size = min(self.rule.after, entry.size) if fault == "resize" else entry.size
+        status, start, end = 200, 0, size
+        wanted = byte_range(self.headers.get("Range", ""), size)
+        if wanted and fault != "whole":
             start, end = wanted
-            if start >= entry.size:
-                return self.reply(416, headers={"Content-Range": f"bytes */{entry.size}"})
-            status, headers["Content-Range"] = 206, f"bytes {start}-{end - 1}/{entry.size}"
+            if start >= size:
+                return self.reply(416, headers={"Content-Range": f"bytes */{size}"})
+            status, headers["Content-Range"] = 206, f"bytes {start}-{end - 1}/{size}"
         self.send_response(status)
         self.send_header("Content-Type", "application/octet-stream")
         self.send_header("Content-Length", str(end - start))
@@ -285,7 +291,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         try:
             if self.command != "HEAD" and end > start:
                 with entry.disk.open("rb") as content:
-                    if self.rule and self.rule.do in faults.IN_BODY:
+                    if fault in faults.IN_BODY:
                         sent = faults.send_body(self, content, start, end, self.rule)
                     else:
                         sent = self.connection.sendfile(content, start, end - start)
@@ -302,7 +308,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         state = self.server.state
         try:
             order = json.loads(self.body)
-            unknown = set(order) - {"rules", "token", "page", "clear_log"}
+            unknown = set(order) - {"rules", "token", "page", "clear_log", "cdn"}
             if unknown:
                 raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
             if "rules" in order:
@@ -312,6 +318,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         with state.lock:
             state.token = order.get("token", state.token)
             state.page = order.get("page", state.page)
+            state.cdn = order.get("cdn", state.cdn)
             if order.get("clear_log"):
                 state.log.clear()
         return self.reply(200, {}, note=False)

@@ -15,7 +15,7 @@ import types
 
 import hf_snapshot
 import pytest
-from ansible.module_utils.sglang_kit import snapshot_store, snapshot_transfer
+from ansible.module_utils.sglang_kit import snapshot_part, snapshot_ranges, snapshot_store, snapshot_transfer
 from ansible.module_utils.testing import patch_module_args
 from hub_server import HubServer
 
@@ -42,8 +42,11 @@ import ansible.module_utils
 ansible.module_utils.__path__.append({str(ROOT / "module_utils")!r})
 sys.path.insert(0, {str(ROOT / "library")!r})
 import hf_snapshot
+from ansible.module_utils.sglang_kit import snapshot_part
 from ansible.module_utils.testing import patch_module_args
-with patch_module_args(json.load(sys.stdin)):
+arguments = json.load(sys.stdin)
+snapshot_part.BLOCK = arguments.pop("block", snapshot_part.BLOCK)
+with patch_module_args(arguments):
     hf_snapshot.main()
 """
 
@@ -66,7 +69,7 @@ def server(tmp_path_factory):
 @pytest.fixture
 def hub(server):
     yield server
-    server.order(rules=[], token=None, page=1000, clear_log=True)
+    server.order(rules=[], token=None, page=1000, cdn=None, clear_log=True)
 
 
 @pytest.fixture
@@ -134,10 +137,6 @@ def process(hub, tmp_path, **arguments):
         child.kill()
         child.wait()
         child.stdout.close()
-
-
-def partial_bytes(folder):
-    return sum(path.stat().st_size for path in folder.rglob("*.incomplete"))
 
 
 # -- the ordinary way
@@ -208,8 +207,8 @@ def test_token_is_sent_from_its_file_and_shown_nowhere(run, hub, tmp_path):
 
 
 def test_check_mode_shows_the_plan_and_writes_nothing(run, hub, tmp_path, monkeypatch):
-    monkeypatch.setattr(hf_snapshot, "client_missing", lambda: "no client on a fresh node")
-    result = run(check=True)
+    monkeypatch.setattr(snapshot_transfer, "client_missing", lambda: "no client on a fresh node")
+    result = run(check=True, transfer="client")
     size = sum(map(len, KEPT.values()))
     assert (result["changed"], result["to_fetch"]) == (True, {"files": len(KEPT), "bytes": size})
     assert result["free_bytes"] > 0
@@ -293,18 +292,111 @@ def test_file_that_stays_wrong_fails_and_nothing_gets_the_final_name(run, hub, t
 
 
 @pytest.mark.parametrize("do", ["truncate", "reset"])
-def test_dropped_connection_is_tried_again(run, hub, tmp_path, do):
-    hub.order(rules=[{"path": SECOND_SHARD, "method": "GET", "do": do, "after": 100000, "times": 1}])
-    assert run()["changed"] is True
+def test_broken_stream_goes_on_where_it_broke(run, hub, tmp_path, do):
+    rule = {"path": SECOND_SHARD, "method": "GET", "do": do, "after": 1 << 20}
+    hub.order(rules=[{**rule, "times": 2}])
+    result = run()
+    assert contents(final(hub, tmp_path)) == KEPT
+    assert downloads(hub)["model-00002-of-000002.safetensors"] == 3
+    # A reset throws away what the system had received and not yet handed over.
+    assert result["refetched_bytes"] == 0
+    assert result["fetched_bytes"] == result["bytes"]
+
+
+def test_server_that_ignores_ranges_is_outlasted(run, hub, tmp_path):
+    cut = {"path": SECOND_SHARD, "method": "GET", "do": "truncate", "after": 1 << 20, "times": 1}
+    hub.order(rules=[cut, {"path": SECOND_SHARD, "do": "whole"}])
+    result = run()
+    assert contents(final(hub, tmp_path)) == KEPT
+    assert (result["fetched_bytes"], result["refetched_bytes"]) == (result["bytes"] + (1 << 20), 1 << 20)
+
+
+def test_stalled_stream_is_opened_anew(run, hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(snapshot_ranges, "SILENCE", 1)
+    hub.order(rules=[{"path": SECOND_SHARD, "do": "stall", "after": 1 << 20, "seconds": 60, "times": 1}])
+    start = time.monotonic()
+    assert run()["refetched_bytes"] == 0
+    assert time.monotonic() - start < 15
+    assert contents(final(hub, tmp_path)) == KEPT
+
+
+@pytest.mark.parametrize("code", [429, 500, 503])
+def test_busy_server_is_asked_again_when_it_says(run, hub, tmp_path, code):
+    answer = {"do": "status", "code": code, "headers": {"Retry-After": "1"}, "times": 1}
+    hub.order(rules=[{"path": SECOND_SHARD, **answer}, {"path": "resolve.*config.json", **answer}])
+    start = time.monotonic()
+    run()
+    assert 1 <= time.monotonic() - start < 15
+    assert contents(final(hub, tmp_path)) == KEPT
+
+
+def test_server_that_asks_for_too_long_a_wait_is_given_up_at_once(run, hub):
+    hub.order(rules=[{"path": SECOND_SHARD, "do": "status", "code": 429, "headers": {"Retry-After": "3600"}}])
+    start = time.monotonic()
+    result = run()
+    assert time.monotonic() - start < 15
+    assert "it asked to wait for longer (3600 s)" in result["msg"]
+    assert "answered 429" in result["msg"]
+
+
+def test_file_of_another_size_than_the_listing_is_refused(run, hub, tmp_path):
+    hub.order(rules=[{"path": SECOND_SHARD, "do": "resize", "after": 5000}])
+    result = run()
+    assert (
+        f"model-00002-of-000002.safetensors: 5000 bytes are offered, expected {len(WEIGHTS)}" in result["msg"]
+    )
+    assert not final(hub, tmp_path).exists()
+    assert downloads(hub)["model-00002-of-000002.safetensors"] == 3
+
+
+def test_redirects_in_a_circle_are_named(run, hub, tmp_path):
+    around = {
+        "do": "status",
+        "code": 302,
+        "headers": {"Location": f"{hub.url}/{REPO}/resolve/x/config.json?a=b"},
+    }
+    hub.order(rules=[{"path": "resolve.*config.json", **around}])
+    result = run()
+    expected = (
+        f"config.json: {hub.url} redirects in a circle, at {hub.url}/{REPO}/resolve/x/config.json. Check"
+    )
+    assert result["msg"].startswith(expected)
+    assert not final(hub, tmp_path).exists()
+
+
+def test_token_does_not_follow_to_another_host(run, hub, tmp_path):
+    hub.order(token="hf_right", cdn=hub.url.replace("127.0.0.1", "localhost"))
+    (tmp_path / "token").write_text("hf_right\n")
+    assert run(token_file=str(tmp_path / "token"))["changed"] is True
+    log = hub.log()
+    assert {entry["token"] for entry in log if "/_cdn/" in entry["path"]} == {False}
+    assert {entry["token"] for entry in log if "/_cdn/" not in entry["path"]} == {True}
+
+
+def test_gated_file_in_an_open_listing_ends_it_at_once(run, hub, tmp_path):
+    answer = {"do": "status", "code": 403, "headers": {"X-Error-Code": "GatedRepo"}}
+    hub.order(rules=[{"path": "/resolve/.*safetensors", **answer}])
+    result = run()
+    assert "safetensors could not be fetched: the hub" in result["msg"]
+    assert "answered 403 GatedRepo" in result["msg"]
+    assert not final(hub, tmp_path).exists()
+
+
+def test_address_that_expired_is_asked_for_anew(run, hub, tmp_path):
+    hub.order(cdn=hub.url.replace("127.0.0.1", "localhost"))
+    hub.order(rules=[{"path": SECOND_SHARD, "do": "status", "code": 403, "times": 1}])
+    run()
     assert contents(final(hub, tmp_path)) == KEPT
 
 
 def test_transfer_without_progress_is_given_up_in_time(run, hub, tmp_path):
-    hub.order(rules=[{"path": SECOND_SHARD, "method": "GET", "do": "stall", "after": 100000, "seconds": 60}])
+    rule = {"path": SECOND_SHARD, "method": "GET", "do": "stall", "seconds": 60}
+    hub.order(rules=[{**rule, "after": 100000, "times": 1}, rule])
     start = time.monotonic()
     result = run(timeout=2)
     assert time.monotonic() - start < 15
     assert f"no byte of {REPO} came from {hub.url} for 2 s" in result["msg"]
+    assert f"model-00002-of-000002.safetensors stands at 100000 of {len(WEIGHTS)} bytes" in result["msg"]
     assert not final(hub, tmp_path).exists()
 
 
@@ -370,8 +462,7 @@ def test_unusable_token_file_is_named(run, tmp_path, content, says):
 
 
 def test_too_little_space_is_refused_before_the_first_byte(run, hub, tmp_path, monkeypatch):
-    for module in (hf_snapshot, snapshot_store):
-        monkeypatch.setattr(module, "free_bytes", lambda path: 1 << 20)
+    monkeypatch.setattr(hf_snapshot, "free_space", lambda path: (1 << 20, None))
     for check in (True, False):
         result = run(check=check)
         assert result["msg"].startswith(
@@ -384,7 +475,7 @@ def test_too_little_space_is_refused_before_the_first_byte(run, hub, tmp_path, m
 def test_missing_client_says_which_interpreter_to_use(run, monkeypatch):
     nothing = types.SimpleNamespace(find_spec=lambda name: None)
     monkeypatch.setattr(snapshot_transfer, "importlib", types.SimpleNamespace(util=nothing))
-    assert "Run this task with the interpreter of the tools environment" in run()["msg"]
+    assert "Run this task with the interpreter of the tools environment" in run(transfer="client")["msg"]
 
 
 def test_patterns_that_leave_nothing_are_refused(run):
@@ -400,38 +491,45 @@ def test_link_in_the_final_place_is_refused(run, hub, tmp_path):
 # -- interrupted, and two at once
 
 
-def test_killed_run_leaves_no_snapshot_and_the_next_one_completes(run, hub, tmp_path):
-    staging = final(hub, tmp_path).parent / f".{hub.revisions[REPO]}.partial"
-    rule = {"path": SECOND_SHARD, "method": "GET", "do": "stall", "after": 2 << 20, "seconds": 60}
-    hub.order(rules=[rule])
-    with process(hub, tmp_path) as child:
-        # Nothing is written of the stalled file before the client's buffer is full.
-        wait_for(
-            lambda: (
-                (staging / "model-00001-of-000002.safetensors").exists()
-                and list(staging.rglob("*.incomplete"))
-            ),
-            "the first shard and the start of the second",
-        )
+def staging(hub, tmp_path):
+    return final(hub, tmp_path).parent / f".{hub.revisions[REPO]}.partial"
+
+
+def wait_for_second_shard(hub, tmp_path, size):
+    part = staging(hub, tmp_path) / ".parts/model-00002-of-000002.safetensors"
+    first = staging(hub, tmp_path) / "model-00001-of-000002.safetensors"
+    wait_for(lambda: first.exists() and part.exists() and part.stat().st_size == size, "the second shard")
+    return part
+
+
+def test_killed_run_leaves_no_snapshot_and_the_next_one_completes(run, hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(snapshot_part, "BLOCK", 1 << 20)
+    hub.order(rules=[{"path": SECOND_SHARD, "do": "stall", "after": (2 << 20) + 5, "seconds": 60}])
+    with process(hub, tmp_path, block=1 << 20) as child:
+        wait_for_second_shard(hub, tmp_path, (2 << 20) + 5)
         child.kill()
     assert not final(hub, tmp_path).exists()
     hub.order(rules=[], clear_log=True)
     result = run()
-    assert result["changed"] is True
     assert contents(final(hub, tmp_path)) == KEPT
     assert "model-00001-of-000002.safetensors" not in downloads(hub), "a finished file was fetched again"
-    assert not staging.exists()
+    assert [entry["range"] for entry in hub.log() if "_cdn" in entry["path"]] == [f"bytes={2 << 20}-"]
+    assert (result["fetched_bytes"], result["refetched_bytes"]) == (len(WEIGHTS) - (2 << 20), 5)
+    assert not staging(hub, tmp_path).exists()
 
 
-def test_killed_run_stops_writing(hub, tmp_path):
-    staging = final(hub, tmp_path).parent / f".{hub.revisions[REPO]}.partial"
-    hub.order(rules=[{"path": SECOND_SHARD, "method": "GET", "do": "stall", "after": 100, "seconds": 60}])
-    with process(hub, tmp_path) as child:
-        wait_for(lambda: list(staging.rglob("*.incomplete")), "the start of the transfer")
-        children = pathlib.Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
-        assert len(children) == 1
+def test_part_that_was_damaged_is_used_up_to_the_damage(run, hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(snapshot_part, "BLOCK", 1 << 20)
+    hub.order(rules=[{"path": SECOND_SHARD, "do": "stall", "after": (2 << 20) + 5, "seconds": 60}])
+    with process(hub, tmp_path, block=1 << 20) as child:
+        part = wait_for_second_shard(hub, tmp_path, (2 << 20) + 5)
         child.kill()
-        wait_for(lambda: not pathlib.Path("/proc", children[0]).exists(), "the end of the orphan")
+    with part.open("r+b") as content:
+        content.seek((1 << 20) + 77)
+        content.write(b"damage")
+    hub.order(rules=[])
+    assert run()["refetched_bytes"] == (1 << 20) + 5
+    assert contents(final(hub, tmp_path)) == KEPT
 
 
 def test_second_run_at_once_is_refused_and_names_the_first(run, hub, tmp_path):

@@ -206,6 +206,23 @@ def test_fault_that_waits_sends_everything_in_the_end(hub, do):
     assert time.monotonic() - start >= 0.3
 
 
+def test_other_size_is_kept_up_in_every_header(hub):
+    hub.order(rules=[{"path": "_cdn", "do": "resize", "after": 1000}])
+    assert fetch_big(hub) == BIG[:1000]
+
+
+def test_range_is_ignored_where_ordered(hub):
+    hub.order(rules=[{"path": "config.json", "do": "whole"}])
+    status, _, body = ask(hub, f"/{REPO}/resolve/main/config.json", headers={"Range": "bytes=1-"})
+    assert (status, body) == (200, b"{}\n")
+
+
+def test_large_files_come_from_another_address_where_ordered(hub):
+    hub.order(cdn="http://elsewhere")
+    _, headers, _ = ask(hub, f"/{REPO}/resolve/main/w.safetensors", "HEAD")
+    assert headers["Location"].startswith("http://elsewhere/_cdn/")
+
+
 def test_unknown_fault_is_refused_with_the_known_ones(hub):
     with pytest.raises(urllib.error.HTTPError) as error:
         hub.order(rules=[{"path": "x", "do": "explode"}])
@@ -222,6 +239,7 @@ def test_log_has_what_was_asked_and_sent(hub):
             "status": 206,
             "sent": 2,
             "range": "bytes=1-",
+            "token": False,
         }
     ]
 
