@@ -133,6 +133,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         record["token"] = "Authorization" in self.headers
         with self.server.state.lock:
             self.server.state.log.append(record)
+        return record
 
     def reply(self, status, body=b"", headers=None, note=True):
         body = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -287,6 +288,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
+        # Before the body: a client that has all of it may ask for the log at once.
+        record = self.note(status, 0)
         sent = 0
         try:
             if self.command != "HEAD" and end > start:
@@ -299,7 +302,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             # The client went away.
             self.close_connection = True
         finally:
-            self.note(status, sent)
+            record["sent"] = sent
         return None
 
     # -- control

@@ -7,6 +7,8 @@ import fcntl
 import json
 import os
 import pathlib
+import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -568,3 +570,170 @@ def test_lock_goes_with_its_holder(hub, tmp_path):
         pass
     with (tmp_path / REPO / ".lock").open() as handle:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+# -- in a process of its own, which the module starts and looks at
+
+
+def follow(hub, tmp_path, **arguments):
+    """One short call of the module in a process of its own, as Ansible makes it."""
+    with process(hub, tmp_path, **{"wait": 0.3, **arguments}) as child:
+        return json.loads(child.stdout.read())
+
+
+def follow_to_the_end(hub, tmp_path, job, seen=None):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        result = follow(hub, tmp_path, job=job)
+        if "job" not in result:
+            return result
+        assert "lost" not in result
+        if seen is not None and result["progress"]:
+            seen.append(result["progress"])
+    raise AssertionError("waited in vain for the end")
+
+
+def test_fetch_outlives_the_call_and_tells_how_far_it_is(hub, tmp_path):
+    hub.order(rules=[{"path": SECOND_SHARD, "do": "stall", "after": 1 << 20, "seconds": 3, "times": 1}])
+    begun = follow(hub, tmp_path)
+    assert begun["changed"] is False
+    seen = []
+    result = follow_to_the_end(hub, tmp_path, begun["job"], seen)
+    assert (result["changed"], result["fetched_bytes"]) == (True, sum(map(len, KEPT.values())))
+    assert contents(final(hub, tmp_path)) == KEPT
+    assert {(state["phase"], state["files"], state["bytes"]) for state in seen[-1:]} == {
+        ("fetch", len(KEPT), sum(map(len, KEPT.values())))
+    }
+    assert seen[-1]["files_done"] == len(KEPT) - 1
+    assert seen[-1]["bytes_done"] == seen[-1]["bytes"] - len(WEIGHTS) + (1 << 20)
+    left = sorted(path.name for path in final(hub, tmp_path).parent.iterdir())
+    assert left == [".lock", final(hub, tmp_path).name]
+    assert follow(hub, tmp_path)["changed"] is False
+
+
+def test_second_run_joins_the_first(hub, tmp_path):
+    hub.order(rules=[{"path": SECOND_SHARD, "do": "stall", "after": 1 << 20, "seconds": 3, "times": 1}])
+    job = follow(hub, tmp_path)["job"]
+    assert follow(hub, tmp_path)["job"] == job
+    assert follow_to_the_end(hub, tmp_path, job)["changed"] is True
+    assert follow(hub, tmp_path, job=job)["lost"] is True
+
+
+def test_failure_of_the_fetch_is_the_calls_own(hub, tmp_path):
+    hub.order(rules=[{"path": SECOND_SHARD, "do": "resize", "after": 5000}])
+    begun = follow(hub, tmp_path)
+    result = begun if "job" not in begun else follow_to_the_end(hub, tmp_path, begun["job"])
+    assert result["failed"] is True
+    assert "5000 bytes are offered" in result["msg"]
+
+
+def test_fetch_that_was_killed_is_lost_and_can_be_begun_again(hub, tmp_path):
+    hub.order(rules=[{"path": SECOND_SHARD, "do": "stall", "after": 1 << 20, "seconds": 60}])
+    job = follow(hub, tmp_path)["job"]
+    part = wait_for_second_shard(hub, tmp_path, 1 << 20)
+    os.kill(int((final(hub, tmp_path).parent / ".lock").read_text()), signal.SIGKILL)
+    assert follow(hub, tmp_path, job=job)["lost"] is True
+    assert part.exists()
+    hub.order(rules=[])
+    begun = follow(hub, tmp_path)
+    assert (begun if "job" not in begun else follow_to_the_end(hub, tmp_path, begun["job"]))[
+        "changed"
+    ] is True
+    assert contents(final(hub, tmp_path)) == KEPT
+
+
+def test_reading_everything_again_is_part_of_the_fetch(run, hub, tmp_path):
+    run()
+    begun = follow(hub, tmp_path, verify="full")
+    result = begun if "job" not in begun else follow_to_the_end(hub, tmp_path, begun["job"])
+    assert (result["changed"], result["files"]) == (False, len(KEPT))
+
+
+# -- a copy, and a folder in the hub's place
+
+
+def copied(hub, tmp_path):
+    """Move a finished snapshot aside and copy it back: same contents and times, other inodes."""
+    folder = final(hub, tmp_path)
+    shutil.copytree(folder, tmp_path / "copy")
+    snapshot_store.remove_tree(str(folder))
+    (tmp_path / "copy").rename(folder)
+    return folder
+
+
+def test_copy_is_read_once_without_the_hub_and_then_trusted(run, hub, tmp_path):
+    run()
+    folder = copied(hub, tmp_path)
+    hub.order(clear_log=True)
+    planned = run(check=True)
+    assert (planned["changed"], planned["to_fetch"]["files"]) == (True, 0)
+    result = run()
+    assert (result["changed"], result["fetched_bytes"]) == (True, 0)
+    assert run()["changed"] is False
+    assert hub.log() == []
+    assert folder.stat().st_mode & 0o777 == 0o555
+    assert {path.stat().st_mode & 0o777 for path in folder.rglob("*") if path.is_file()} == {0o444}
+
+
+def test_copy_with_wrong_bytes_is_noticed_without_being_asked(run, hub, tmp_path):
+    run()
+    shard = copied(hub, tmp_path) / "model-00001-of-000002.safetensors"
+    before = shard.stat()
+    shard.chmod(0o644)
+    shard.write_bytes(b"\0" * before.st_size)
+    os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))
+    hub.order(clear_log=True)
+    assert run()["changed"] is True
+    assert downloads(hub) == {shard.name: 1}
+    assert contents(final(hub, tmp_path)) == KEPT
+
+
+def test_folder_in_the_hubs_place(run, hub, tmp_path):
+    run(dest=str(tmp_path / "carried"))
+    hub.order(clear_log=True)
+    carried = {"endpoint": str(tmp_path / "carried")}
+    assert run(check=True, **carried)["to_fetch"]["files"] == len(KEPT)
+    result = run(**carried)
+    assert (result["changed"], result["fetched_bytes"]) == (True, sum(map(len, KEPT.values())))
+    assert contents(final(hub, tmp_path)) == KEPT
+    assert run(**carried)["changed"] is False
+    assert hub.log() == []
+
+
+def test_wrong_file_in_the_folder_never_gets_the_final_name(run, hub, tmp_path):
+    carried = run(dest=str(tmp_path / "carried"))["path"]
+    shard = pathlib.Path(carried, "model-00001-of-000002.safetensors")
+    shard.chmod(0o644)
+    shard.write_bytes(b"\0" * len(WEIGHTS))
+    result = run(endpoint=str(tmp_path / "carried"))
+    assert result["msg"].startswith(f"1 of 6 files came wrong twice, first {shard.name}: sha256 ")
+    assert not final(hub, tmp_path).exists()
+
+
+def test_folder_without_the_snapshot_says_so(run, tmp_path):
+    assert "has no manifest.json that can be read" in run(endpoint=str(tmp_path))["msg"]
+    assert "which knows no branches" in run(endpoint=str(tmp_path), revision="main")["msg"]
+
+
+# -- the hub's own client, the other way to bring the bytes
+
+
+def test_client_brings_the_same(run, hub, tmp_path):
+    assert run(transfer="client")["fetched_bytes"] == sum(map(len, KEPT.values()))
+    assert contents(final(hub, tmp_path)) == KEPT
+
+
+def test_wrong_byte_by_the_client_is_caught_as_well(run, hub, tmp_path):
+    hub.order(rules=[{"path": FIRST_SHARD, "method": "GET", "do": "corrupt", "after": 70000, "times": 1}])
+    assert run(transfer="client")["refetched_bytes"] == len(WEIGHTS)
+    assert contents(final(hub, tmp_path)) == KEPT
+
+
+def test_killed_run_takes_the_client_with_it(hub, tmp_path):
+    hub.order(rules=[{"path": SECOND_SHARD, "method": "GET", "do": "stall", "after": 100, "seconds": 60}])
+    with process(hub, tmp_path, transfer="client") as child:
+        wait_for(lambda: list(staging(hub, tmp_path).rglob("*.incomplete")), "the start of the transfer")
+        children = pathlib.Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
+        assert len(children) == 1
+        child.kill()
+        wait_for(lambda: not pathlib.Path("/proc", children[0]).exists(), "the end of the orphan")

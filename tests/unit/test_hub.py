@@ -232,6 +232,9 @@ def test_unknown_fault_is_refused_with_the_known_ones(hub):
 
 def test_log_has_what_was_asked_and_sent(hub):
     ask(hub, f"/{REPO}/resolve/main/config.json", headers={"Range": "bytes=1-"})
+    deadline = time.monotonic() + 10
+    while hub.log()[0]["sent"] != 2:
+        assert time.monotonic() < deadline, "the number of bytes was not noted"
     assert hub.log() == [
         {
             "method": "GET",
