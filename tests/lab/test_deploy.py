@@ -142,8 +142,8 @@ def test_rollback_puts_the_release_before_back_and_proves_it(node, play):
 
 def test_engine_that_was_changed_by_hand_is_refused_before_the_load(node, play):
     engine = node.sh("readlink /opt/sglang/current/engine").stdout.strip()
-    record = f"{engine}/lib/python3.11/site-packages/sglang-0.5.21.dist-info"
-    node.sh(f"mv {record} {record.replace('0.5.21', '0.5.22')}")
+    site = f"{engine}/lib/python3.11/site-packages"
+    node.sh(f"cd {site}; mv sglang-0.5.21.dist-info sglang-0.5.22.dist-info")
     try:
         run = play("deploy.yml")
         assert run.rc != 0
@@ -154,6 +154,6 @@ def test_engine_that_was_changed_by_hand_is_refused_before_the_load(node, play):
         assert node.sh("systemctl show -P ExecMainStatus -P NRestarts sglang").stdout.split() == ["78", "0"]
         assert "sglang-0.5.22" in node.sh("journalctl -u sglang -n 20 -o cat").stdout
     finally:
-        node.sh(f"mv {record.replace('0.5.21', '0.5.22')} {record}")
+        node.sh(f"cd {site}; mv sglang-0.5.22.dist-info sglang-0.5.21.dist-info")
     run = play("deploy.yml")
     assert run.rc == 0, run.message
