@@ -270,6 +270,27 @@ def test_a_start_that_is_lost_by_its_own_words_ends_after_its_last_ones(run):
     assert "last words\nlauncher: not waiting for the engine's own teardown\n" in it.text()
 
 
+@pytest.mark.parametrize(
+    "membership, file",
+    [
+        ("0::/system.slice/s.service\n", "system.slice/s.service/memory.events"),
+        (
+            "4:memory:/system.slice/s.service\n3:cpuset:/\n0::/system.slice/s.service\n",
+            "memory/system.slice/s.service/memory.oom_control",
+        ),
+        ("9:name=systemd:/s\n5:cpu,memory:/s.service\n", "memory/s.service/memory.oom_control"),
+    ],
+)
+def test_the_kernels_count_of_killed_processes(launcher, tmp_path, membership, file):
+    (tmp_path / "membership").write_text(membership)
+    counters = tmp_path / "cgroup" / file
+    counters.parent.mkdir(parents=True)
+    ask = [str(tmp_path / "membership"), str(tmp_path / "cgroup")]
+    assert launcher.oom_kills(*ask) == 0
+    counters.write_text("low 0\noom 1\noom_kill 2\noom_group_kill 0\n")
+    assert launcher.oom_kills(*ask) == 2
+
+
 EXCEPTION = "[2026-01-01 00:00:00 TP1] Scheduler hit an exception: Traceback (most recent call last):\n"
 
 

@@ -119,6 +119,26 @@ def say(text):
     write_line(startup_log.LAUNCHER_PREFIX + text)
 
 
+def oom_kills(membership="/proc/self/cgroup", root="/sys/fs/cgroup"):
+    """Return how many processes of the unit the kernel has killed for lack of memory (int).
+
+    Not everywhere does systemd learn of it (cgroup v1), and the kernel's log may be closed to who asks.
+    """
+    for line in Path(membership).read_text(encoding="utf-8").splitlines():
+        _number, controllers, path = line.split(":", 2)
+        if controllers == "":
+            counters = Path(root + path, "memory.events")
+        elif "memory" in controllers.split(","):
+            counters = Path(root, "memory" + path, "memory.oom_control")
+        else:
+            continue
+        with contextlib.suppress(OSError):
+            match = re.search(r"^oom_kill (\d+)", counters.read_text(encoding="utf-8"), re.MULTILINE)
+            if match:
+                return int(match.group(1))
+    return 0
+
+
 def taken(host, port):
     """Return why the engine could not listen there (str), or None. Spares a whole load: SGLang binds last."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -467,6 +487,8 @@ class Launcher:
     def exit_status(self, returncode):
         """Turn the engine's status into ours. Up to 0.5.19 even an orderly stop ends by SIGKILL."""
         status = 128 - returncode if returncode < 0 else returncode
+        if oom_kills():
+            say("the kernel killed a process of the unit for lack of memory")
         say(f"the engine ended with status {status} while {self.log.describe()}")
         if self.stopping_at is not None and status in (0, 128 + signal.SIGTERM, 128 + signal.SIGKILL):
             return 0
