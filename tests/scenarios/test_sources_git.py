@@ -113,10 +113,11 @@ def test_a_ref_that_is_not_there_is_refused(stage):
     assert "v9.9.9 of file:///srv/sglang.git has no commit for this node" in run.message
 
 
-def test_a_password_in_the_address_is_refused_and_not_told(stage):
-    run = stage("main", url="https://user:hunter2@example.com/sglang.git")
+@pytest.mark.parametrize("login", ["user:hunter2", "hunter2"])
+def test_a_secret_in_the_address_is_refused_and_not_told(stage, login):
+    run = stage("main", url=f"https://{login}@example.com/sglang.git")
     assert (run.rc != 0, run.changed) == (True, 0)
-    assert "holds a password" in run.message
+    assert "holds a password or a token" in run.message
     assert "hunter2" not in run.stdout
 
 
