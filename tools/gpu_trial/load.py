@@ -1,0 +1,164 @@
+# Copyright: the sglang-kit contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Time the engine's weight load against plain reads of the same files, with a cold and a warm page cache."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE / "kit" / "lab" / "checkpoint"), str(HERE / "kit")]
+
+from ansible.module_utils.sglang_kit.startup_log import StartupLog
+from server import ARGUMENTS, Start, write_release
+
+SHARDS = 32
+LAYERS = 10
+# About 1.5 GiB a layer at 32 experts; experts make up nearly all of it.
+SHAPE = {"hidden": 4096, "intermediate": 8192, "moe_intermediate": 2048, "heads": 16}
+SHAPE.update(q_lora=1536, kv_lora=512, nope_dim=128, rope_dim=64, v_dim=128, vocab=1024)
+EXPERT_BYTES = 3 * SHAPE["hidden"] * SHAPE["moe_intermediate"] * 2
+BLOCK = 16 << 20
+LONGEST_LOAD_S = 150
+SETTINGS = (
+    ("prefetch", True, {"weight-loader-prefetch-checkpoints": True}),
+    ("8 threads (default)", True, {}),
+    ("1 thread", True, {"model-loader-extra-config": {"enable_multithread_load": False}}),
+    ("no mmap, 8 threads", True, {"weight-loader-disable-mmap": True}),
+    ("32 threads", True, {"model-loader-extra-config": {"enable_multithread_load": True, "num_threads": 32}}),
+    ("8 threads (default)", False, {}),
+)
+
+
+def write_checkpoint(folder, gib):
+    """Write a target of about that size; the weights repeat one random block, since only bytes are read."""
+    import numpy as np
+    from tiny_k25 import config, target, tensors, tokenizer
+
+    class Pool(tensors.Source):
+        def __init__(self, seed):
+            super().__init__(seed)
+            self.pool = super().normal(1 << 20)
+
+        def normal(self, *shape, std=None):
+            return np.resize(self.pool, shape)
+
+    experts = max(8, round(gib * 2**30 / (LAYERS - 1) / EXPERT_BYTES / 8) * 8)
+    sizes = config.Sizes(layers=LAYERS, experts=experts, shards=SHARDS, **SHAPE)
+    folder.mkdir(parents=True)
+    token_ids = tokenizer.write(folder, sizes)
+    config.write_target(folder, sizes, token_ids)
+    source, limit = Pool(0), gib * 2**30 / SHARDS
+    weight_map, part, held, number, total = {}, {}, 0, 0, 0
+
+    def flush():
+        nonlocal part, held, number, total
+        number += 1
+        name = f"model-{number:05d}-of-{SHARDS:06d}.safetensors"
+        total += tensors.save(part, folder / name)
+        weight_map.update(dict.fromkeys(part, name))
+        part, held = {}, 0
+
+    for name, tensor in (*target.text(sizes, "echo", source, token_ids), *target.vision(sizes, source)):
+        part[name] = tensor
+        held += tensor.nbytes // 2
+        if held >= limit:
+            flush()
+    if part:
+        flush()
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
+def drop_caches():
+    """Empty the page cache; False where that is not allowed."""
+    os.sync()
+    try:
+        pathlib.Path("/proc/sys/vm/drop_caches").write_text("3\n", encoding="ascii")
+    except OSError:
+        return False
+    return True
+
+
+def read_file(path):
+    """Read a file to its end."""
+    with path.open("rb", buffering=0) as stream:
+        buffer = bytearray(BLOCK)
+        while stream.readinto(buffer):
+            pass
+
+
+def read_all(files, readers):
+    """Read the files; return the seconds."""
+    begun = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(readers) as pool:
+        list(pool.map(read_file, files))
+    return round(time.monotonic() - begun, 2)
+
+
+def load_once(trial, name, checkpoint, port, changed):
+    """Start the engine until the weights are loaded; return the seconds that its log tells, or None."""
+    arguments = dict(ARGUMENTS, port=port, **changed)
+    arguments.update({"tp-size": trial.gpus, "mem-fraction-static": 0.6, "max-total-tokens": 4096})
+    release = trial.work / "releases" / name
+    arguments["model-path"] = str(release / "model")
+    write_release(release, trial.trees["patched"], checkpoint, arguments)
+    log_path = trial.logs / (name + ".log")
+    start = Start(release, port, trial.env, log_path, None, StartupLog, trial.lines_class)
+    try:
+        start.wait(lambda: start.ended() or start.log.phase == "kv_cache" or loaded(log_path), LONGEST_LOAD_S)
+    finally:
+        start.clean_up()
+    return loaded(log_path)
+
+
+def loaded(log_path):
+    """Return the longest load of a rank in a log, in seconds, or None."""
+    text = log_path.read_text(encoding="utf-8", errors="replace")
+    return max(
+        (float(value) for value in re.findall(r"Load weight end\. elapsed=([\d.]+)", text)), default=None
+    )
+
+
+def begin_checkpoint(folder, gib):
+    """Begin to write a large checkpoint in a process of its own; return the process."""
+    return subprocess.Popen([sys.executable, __file__, str(folder / "target"), str(gib)])
+
+
+def measure_load(trial, checkpoint):
+    """Time loads of a checkpoint: {"gib", "files", "rows": [{"what", "cold", "seconds"}]}."""
+    (checkpoint / "draft").mkdir()
+    files = sorted((checkpoint / "target").glob("*.safetensors"))
+    size = sum(path.stat().st_size for path in files)
+    rows = []
+
+    def note(what, cold, seconds):
+        rows.append({"what": what, "cold": cold, "seconds": seconds})
+        print(f"{what}, {'cold' if cold else 'warm'}: {seconds} s; {trial.left():.0f} s left", flush=True)
+
+    cold = drop_caches()
+    note("plain read", cold, read_all(files, 1))
+    note("plain read", False, read_all(files, 1))
+    cold = drop_caches()
+    note("8 readers at once", cold, read_all(files, 8))
+    for number, (what, wants_cold, changed) in enumerate(SETTINGS):
+        if trial.left() < 60:
+            break
+        cold = drop_caches() if wants_cold else False
+        note(
+            "engine, " + what,
+            cold,
+            load_once(trial, f"load_{number}", checkpoint, 31900 + 10 * number, changed),
+        )
+    return {"gib": size / 2**30, "files": len(files), "rows": rows}
+
+
+if __name__ == "__main__":
+    write_checkpoint(pathlib.Path(sys.argv[1]), float(sys.argv[2]))
