@@ -31,8 +31,9 @@ options:
     required: true
   revision:
     description:
-      - The full commit hash. A branch or tag is accepted too; it is resolved to a hash once per run, so the
-        network is needed and the result may be another one each time.
+      - The full commit hash. A branch or tag is accepted too. It is resolved to a hash once, when it is first
+        asked for on this node; that is recorded in C(<dest>/<organisation>/<name>/.refs) and stays so, until
+        another hash is pinned or the record is removed.
     type: str
     required: true
   dest:
@@ -222,7 +223,7 @@ from ansible.module_utils.sglang_kit import (
     snapshot_ranges,
     snapshot_transfer,
 )
-from ansible.module_utils.sglang_kit.snapshot_store import Store, free_space, hashers
+from ansible.module_utils.sglang_kit.snapshot_store import Refs, Store, free_space, hashers
 
 
 class Source:
@@ -453,6 +454,24 @@ def ensure(source, store, commit, params, token, progress):
     )
 
 
+def find_commit(module, source):
+    """Return the commit of the revision; a branch stays what it was when it was first asked for here."""
+    revision, repo_id = module.params["revision"], module.params["repo_id"]
+    if snapshot.is_commit(revision):
+        return revision
+    refs = Refs(module.params["dest"], repo_id)
+    commit = refs.get(revision)
+    if commit is None:
+        commit = source.hub.resolve(revision)
+        if not module.check_mode:
+            refs.record(revision, commit)
+    module.warn(
+        f"{revision} of {repo_id} is {commit} on this node, and stays so ({refs.path}); other nodes may have "
+        f"found it elsewhere. Pin {commit} in the inventory"
+    )
+    return commit
+
+
 def follow(store, job, wait):
     result = snapshot_job.follow(store, job, wait)
     return {"changed": False, "job": job, "lost": True} if result is None else result
@@ -470,9 +489,7 @@ def run(module):
     if token:
         module.no_log_values.add(token)
     source = Source(params, params["endpoint"], token)
-    commit = revision if snapshot.is_commit(revision) else source.hub.resolve(revision)
-    if commit != revision:
-        module.warn(f"{revision} of {repo_id} may move; to stay with what it is now, pin {commit}")
+    commit = find_commit(module, source)
     store = Store(params["dest"], repo_id, commit)
     background = params["wait"] is not None and not module.check_mode
     if background and store.busy():

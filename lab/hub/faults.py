@@ -79,11 +79,22 @@ class Rules:
             return next((rule for rule in self._rules if rule.matches(method, path)), None)
 
 
-def send_body(handler, content, start, end, rule):
-    """Send bytes [start, end) of a file the way the rule says; return the number sent."""
+PIECE = 1 << 22
+
+
+def send(handler, content, start, end, record):
+    """Send bytes [start, end) of a file, and keep record["sent"] up to date meanwhile."""
+    while start < end:
+        sent = handler.connection.sendfile(content, start, min(PIECE, end - start))
+        start += sent
+        record["sent"] += sent
+
+
+def send_body(handler, content, start, end, rule, record):
+    """Send bytes [start, end) of a file the way the rule says."""
     connection = handler.connection
     middle = min(start + rule.after, end)
-    sent = connection.sendfile(content, start, middle - start) if middle > start else 0
+    send(handler, content, start, middle, record)
     if rule.do in ("truncate", "reset"):
         handler.close_connection = True
         if rule.do == "truncate":
@@ -92,13 +103,12 @@ def send_body(handler, content, start, end, rule):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             # Closed by its number: an orderly shutdown before the close would send no reset.
             os.close(connection.detach())
-        return sent
+        return
     if rule.do == "stall":
         time.sleep(rule.seconds)
     elif middle < end:
         content.seek(middle)
         connection.sendall(bytes([content.read(1)[0] ^ 0xFF]))
-        middle, sent = middle + 1, sent + 1
-    if middle < end:
-        sent += connection.sendfile(content, middle, end - middle)
-    return sent
+        middle += 1
+        record["sent"] += 1
+    send(handler, content, middle, end, record)

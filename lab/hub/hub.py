@@ -290,19 +290,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         # Before the body: a client that has all of it may ask for the log at once.
         record = self.note(status, 0)
-        sent = 0
         try:
             if self.command != "HEAD" and end > start:
                 with entry.disk.open("rb") as content:
                     if fault in faults.IN_BODY:
-                        sent = faults.send_body(self, content, start, end, self.rule)
+                        faults.send_body(self, content, start, end, self.rule, record)
                     else:
-                        sent = self.connection.sendfile(content, start, end - start)
+                        faults.send(self, content, start, end, record)
         except OSError:
             # The client went away.
             self.close_connection = True
-        finally:
-            record["sent"] = sent
         return None
 
     # -- control

@@ -7,6 +7,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import fcntl
+import glob
 import json
 import os
 import shutil
@@ -66,10 +67,67 @@ def _dump(manifest, content):
 
 
 def remove_tree(folder):
-    """Remove a folder whose folders may be read-only."""
+    """Remove a folder whose folders may be read-only, or a file."""
+    if not os.path.isdir(folder):
+        os.unlink(folder)
+        return
     for parent, _, _ in os.walk(folder):
         os.chmod(parent, 0o755)
     shutil.rmtree(folder)
+
+
+class Refs:
+    """The commits that branches and tags of one model were when they were first asked for."""
+
+    def __init__(self, dest, repo_id):
+        self.path = os.path.join(dest, *repo_id.split("/"), ".refs")
+
+    def _all(self):
+        try:
+            with open(self.path, encoding="utf-8") as content:
+                return json.load(content)
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise snapshot.SnapshotError(
+                f"{self.path} is damaged: {error}. It says which commit a branch was when it was first asked "
+                "for; remove it, and pin the commit that you want instead of a branch."
+            ) from error
+
+    def get(self, revision):
+        return self._all().get(revision)
+
+    def record(self, revision, commit):
+        make_folders(os.path.dirname(self.path))
+        with open(self.path + ".new", "w", encoding="utf-8") as content:
+            _dump(dict(self._all(), **{revision: commit}), content)
+        os.rename(content.name, self.path)
+
+
+def prunable(dest, repo_id, wanted, in_use, keep):
+    """Return (folders that may go, bytes that this frees, revisions that a link needs).
+
+    wanted: revisions that stay; in_use: patterns of links to what stays
+    keep: number of other whole revisions that stay, the newest
+    """
+    parent = os.path.realpath(os.path.join(dest, *repo_id.split("/")))
+    linked = {os.path.realpath(path) for pattern in in_use for path in glob.glob(pattern)}
+    names = sorted(os.listdir(parent)) if os.path.isdir(parent) else []
+    needed = {name for name in names if os.path.join(parent, name) in linked}
+    whole, rest = [], []
+    for name in names:
+        path = os.path.join(parent, name)
+        revision = name.strip(".").partition(".")[0]
+        if not snapshot.is_commit(revision) or revision in wanted or revision in needed:
+            continue
+        if name != revision:
+            rest.append(path)
+        elif Store(dest, repo_id, revision).manifest() is not None:
+            # The manifest is the last file of a snapshot.
+            whole.append((os.stat(os.path.join(path, snapshot.MANIFEST)).st_mtime, path))
+    going = [path for _, path in sorted(whole, reverse=True)[keep:]] + rest
+    size = sum(os.lstat(os.path.join(path, name)).st_size for path in going for name in files_below(path))
+    return going, size, sorted(needed)
 
 
 class Store:

@@ -188,13 +188,29 @@ def test_listing_in_pages_is_read_to_its_end(run, hub, tmp_path):
     assert contents(final(hub, tmp_path)) == KEPT
 
 
-def test_branch_is_resolved_and_reported(hub, tmp_path):
+def test_branch_is_resolved_once_recorded_and_reported(hub, tmp_path):
     with process(hub, tmp_path, revision="main") as child:
         result = json.loads(child.stdout.read())
     pinned = hub.revisions[REPO]
     assert (result["revision"], result["path"]) == (pinned, str(final(hub, tmp_path)))
-    warning = f"main of {REPO} may move; to stay with what it is now, pin {pinned}"
-    assert warning in json.dumps(result["warnings"])
+    assert f"main of {REPO} is {pinned} on this node, and stays so" in json.dumps(result["warnings"])
+    assert f"Pin {pinned} in the inventory" in json.dumps(result["warnings"])
+    hub.order(clear_log=True)
+    with process(hub, tmp_path, revision="main") as child:
+        result = json.loads(child.stdout.read())
+    assert (result["changed"], result["revision"], hub.log()) == (False, pinned, [])
+
+
+def test_branch_does_not_move_by_itself(run, hub, tmp_path):
+    older = "0123456789abcdef0123456789abcdef01234567"
+    refs = final(hub, tmp_path).parent / ".refs"
+    run(check=True, revision="main")
+    assert not refs.exists()
+    refs.parent.mkdir(parents=True)
+    refs.write_text(json.dumps({"main": older}))
+    assert f"revision {older} is not in {REPO}" in run(revision="main")["msg"]
+    refs.write_text("{")
+    assert f"{refs} is damaged" in run(revision="main")["msg"]
 
 
 def test_token_is_sent_from_its_file_and_shown_nowhere(run, hub, tmp_path):
