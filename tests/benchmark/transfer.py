@@ -4,7 +4,7 @@
     tests/benchmark/transfer.py --client-python /opt/sglang/tools/hub/bin/python [--megabytes 1024]
 
 All three fetch from the lab's hub on loopback, under the same faults, in one run; then they race without
-faults. Prints the two tables of docs/model-store.md. Needs aria2c, and root for the full disk (tmpfs).
+faults, and hashing is held against sha256sum. Prints the tables of docs/model-store.md. Needs aria2c, and root for the full disk (tmpfs).
 """
 
 import argparse
@@ -329,6 +329,37 @@ def race(bench, names, workers):
     return found
 
 
+def hashing(folder, names):
+    """Hash all; return {way: text}, the median of three."""
+    program = """
+import sys
+import ansible.module_utils
+ansible.module_utils.__path__.append(sys.argv[1])
+from ansible.module_utils.sglang_kit import snapshot, snapshot_store
+with snapshot_store.hashers() as pool:
+    list(pool.map(lambda path: snapshot.read(path, large=True), sys.argv[2:]))
+"""
+    paths = [str(folder / name) for name in names]
+    cores = str(len(os.sched_getaffinity(0)))
+    ways = {
+        "the module's": [sys.executable, "-c", program, str(ROOT / "module_utils"), *paths],
+        "sha256sum on all cores": ["xargs", "-P", cores, "-n", "1", "sha256sum"],
+    }
+    size = sum((folder / name).stat().st_size for name in names)
+    found = {}
+    for way, command in ways.items():
+        runs = []
+        for _ in range(3):
+            since, before = time.monotonic(), os.times()
+            subprocess.run(command, input="\n".join(paths), text=True, stdout=subprocess.DEVNULL, check=True)
+            after = os.times()
+            cpu = after.children_user + after.children_system - before.children_user - before.children_system
+            runs.append((time.monotonic() - since, cpu))
+        seconds, cpu = sorted(runs)[1]
+        found[way] = f"{size / seconds / 1e6:.0f} MB/s, {cpu * (1 << 30) / size:.1f} CPU s a GiB"
+    return found
+
+
 def table(head, rows):
     print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
     for row in rows:
@@ -376,6 +407,9 @@ def main():
                         for names, workers in ((["large.safetensors"], 1), (racers, 1), (racers, 8))
                     ),
                 )
+                print()
+                compared = hashing(source, racers)
+                table(["hashing", *compared], [["8 files at once", *compared.values()]])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,186 @@
+# Copyright: the sglang-kit contributors
+# SPDX-License-Identifier: Apache-2.0
+"""The model store where it takes longer: killed twenty times, disks that fill up, as many files as Kimi has."""
+
+import hashlib
+import json
+import os
+import pathlib
+import resource
+import subprocess
+import sys
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/unit"))
+from hub_server import HubServer
+
+REPO = "org/model"
+MIB = 1 << 20
+SHARDS, SHARD = 2, 160 * MIB
+# What a kill may cost of each file under way: a block of the part, and what was between the two ends.
+LOST_PER_KILL = 16 * MIB + 8 * MIB
+MODULE = f"""
+import json, sys
+import ansible.module_utils
+ansible.module_utils.__path__.append({str(ROOT / "module_utils")!r})
+sys.path.insert(0, {str(ROOT / "library")!r})
+import hf_snapshot
+from ansible.module_utils.testing import patch_module_args
+with patch_module_args(json.load(sys.stdin)):
+    hf_snapshot.main()
+"""
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hub")
+    (folder / "config.json").write_text("{}\n")
+    for number in range(SHARDS):
+        with (folder / f"model-{number}.safetensors").open("wb") as content:
+            for _ in range(SHARD // MIB):
+                content.write(os.urandom(MIB))
+    with HubServer((REPO, folder)) as server:
+        server.folder = folder
+        yield server
+
+
+@pytest.fixture
+def start(hub):
+    """Return a function that starts the module in a process of its own."""
+    hub.order(rules=[], clear_log=True)
+    children = []
+
+    def go(dest, **arguments):
+        child = subprocess.Popen(
+            [sys.executable, "-c", MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        children.append(child)
+        defaults = {"repo_id": REPO, "revision": hub.revisions[REPO], "endpoint": hub.url, "timeout": 60}
+        child.stdin.write(json.dumps({**defaults, "dest": str(dest), **arguments}))
+        child.stdin.close()
+        return child
+
+    yield go
+    for child in children:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+def result(child):
+    return json.loads(child.stdout.read())
+
+
+def wait_for(condition, what):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.02)
+
+
+def allocated(folder):
+    """Return the bytes of the parts and files so far; they come and go meanwhile."""
+    found = 0
+    for path in folder.rglob("*.safetensors"):
+        try:
+            found += path.stat().st_size
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def digests(folder):
+    found = {}
+    for path in sorted(pathlib.Path(folder).glob("*.safetensors")):
+        with path.open("rb") as content:
+            found[path.name] = hashlib.file_digest(content, "sha256").hexdigest()
+    return found
+
+
+def test_killed_twenty_times_in_mid_file(start, hub, tmp_path):
+    kills, step = 20, SHARD // 10
+    staging = tmp_path / REPO / f".{hub.revisions[REPO]}.partial"
+    final = tmp_path / REPO / hub.revisions[REPO]
+    for number in range(kills):
+        # Both files stop a bit further on, wherever they begin.
+        hub.order(rules=[{"path": "_cdn", "do": "stall", "after": step + 4 * MIB, "seconds": 20}])
+        enough = allocated(staging) + 2 * MIB
+        child = start(tmp_path)
+        wait_for(lambda enough=enough: allocated(staging) >= enough, "more bytes")
+        child.kill()
+        child.wait()
+        assert not final.exists()
+    hub.order(rules=[])
+    done = result(start(tmp_path))
+    assert digests(final) == digests(hub.folder)
+    sent = sum(entry["sent"] for entry in hub.log() if "/_cdn/" in entry["path"])
+    twice = sent - SHARDS * SHARD
+    print(
+        f"{kills} kills: {twice / MIB:.0f} MiB twice, of which {done['refetched_bytes'] / MIB:.0f} at the end"
+    )
+    assert twice <= kills * SHARDS * LOST_PER_KILL
+    assert result(start(tmp_path))["changed"] is False
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 1.5 GiB, of which as much is used as is written."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1536m", "tmpfs", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_disk_that_fills_up_meanwhile(start, hub, small_disk):
+    hub.order(rules=[{"path": "_cdn", "do": "stall", "after": 40 * MIB, "seconds": 5, "times": 2}])
+    child = start(small_disk)
+    staging = small_disk / REPO / f".{hub.revisions[REPO]}.partial"
+    final = small_disk / REPO / hub.revisions[REPO]
+    wait_for(lambda: allocated(staging) >= 80 * MIB, "the first bytes")
+    filler = small_disk / "filler"
+    subprocess.run(["fallocate", "-l", str(1400 * MIB), str(filler)], check=True)
+    failed = result(child)
+    assert failed["failed"] is True
+    assert "cannot be written: [Errno 28] No space left on device" in failed["msg"]
+    assert "see what else writes there, make room and run again" in failed["msg"]
+    assert not final.exists()
+    filler.unlink()
+    hub.order(rules=[])
+    done = result(start(small_disk))
+    assert done["changed"] is True
+    assert done["refetched_bytes"] <= SHARDS * LOST_PER_KILL
+    assert digests(final) == digests(hub.folder)
+
+
+def test_too_few_inodes_are_refused_before_the_first_byte(start, hub, tmp_path):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "nr_inodes=50", "tmpfs", str(folder)], check=True)
+    try:
+        failed = result(start(folder))
+        assert "free inodes; expected 106 for 3 files. Nothing was fetched" in failed["msg"]
+        assert list(folder.iterdir()) == []
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_unchanged_run_over_119_shards_takes_less_than_a_second(start, tmp_path_factory, tmp_path):
+    """Of processor time: what the machine does beside is not the module's."""
+    folder = tmp_path_factory.mktemp("shards")
+    for number in range(119):
+        (folder / f"model-{number:05}-of-00119.safetensors").write_bytes(b"%d" % number)
+    for number in range(20):
+        (folder / f"code_{number}.py").write_text("pass\n")
+    with HubServer(("org/big", folder)) as hub:
+        there = {"repo_id": "org/big", "revision": hub.revisions["org/big"], "endpoint": hub.url}
+        assert result(start(tmp_path, **there))["files"] == 139
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        child = start(tmp_path, **there)
+        assert result(child)["changed"] is False
+        child.wait()
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1
