@@ -4,7 +4,8 @@
     tests/benchmark/transfer.py --client-python /opt/sglang/tools/hub/bin/python [--megabytes 1024]
 
 All three fetch from the lab's hub on loopback, under the same faults, in one run; then they race without
-faults, and hashing is held against sha256sum. Prints the tables of docs/model-store.md. Needs aria2c, and root for the full disk (tmpfs).
+faults, and our hashing is held against sha256sum. Prints the tables of docs/model-store.md. Needs aria2c, and
+root for the full disk (tmpfs).
 """
 
 import argparse

@@ -1,6 +1,6 @@
 # Copyright: the sglang-kit contributors
 # SPDX-License-Identifier: Apache-2.0
-"""The model store where it takes longer: killed twenty times, disks that fill up, as many files as Kimi has."""
+"""The model store where it takes longer: twenty kills, disks that fill up, as many files as Kimi has."""
 
 import hashlib
 import json
@@ -104,7 +104,7 @@ def test_killed_twenty_times_in_mid_file(start, hub, tmp_path):
     kills, step = 20, SHARD // 10
     staging = tmp_path / REPO / f".{hub.revisions[REPO]}.partial"
     final = tmp_path / REPO / hub.revisions[REPO]
-    for number in range(kills):
+    for _ in range(kills):
         # Both files stop a bit further on, wherever they begin.
         hub.order(rules=[{"path": "_cdn", "do": "stall", "after": step + 4 * MIB, "seconds": 20}])
         enough = allocated(staging) + 2 * MIB
