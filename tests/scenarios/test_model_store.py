@@ -7,11 +7,13 @@ import json
 import os
 import pathlib
 import resource
+import signal
 import subprocess
 import sys
 import time
 
 import pytest
+import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/unit"))
@@ -184,3 +186,86 @@ def test_unchanged_run_over_119_shards_takes_less_than_a_second(start, tmp_path_
         child.wait()
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1
+
+
+# -- on a real host, through Ansible
+
+NAME, OCTET, CONTROLLER = "store1", "71", "10.99.7.1"
+
+
+def sh(script):
+    command = ["ssh", "-F", str(ROOT / ".lab/ssh/config"), NAME, "sudo", "bash", "-s"]
+    done = subprocess.run(command, input=script, capture_output=True, text=True, timeout=60, check=False)
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def play(hub, tmp_path_factory):
+    """Bring a host up; return a function that starts the fetch on it by ansible-playbook."""
+    work = tmp_path_factory.mktemp("play")
+    subprocess.run([ROOT / "lab/hosts", "up", NAME, OCTET], check=True)
+    host = {
+        "ansible_ssh_common_args": f"-F {ROOT}/.lab/ssh/config",
+        "ansible_become": True,
+        "ansible_python_interpreter": "/usr/bin/python3",
+    }
+    (work / "hosts.yml").write_text(yaml.safe_dump({"sglang": {"hosts": {NAME: host}}}))
+    with HubServer((REPO, hub.folder), address=CONTROLLER) as server:
+        task = {
+            "name": "Fetch",
+            "hf_snapshot": {"repo_id": REPO, "revision": server.revisions[REPO], "endpoint": server.url},
+        }
+        (work / "play.yml").write_text(
+            yaml.safe_dump([{"hosts": NAME, "gather_facts": False, "tasks": [task]}])
+        )
+
+        def go():
+            return subprocess.Popen(
+                [ROOT / ".venv/bin/ansible-playbook", "-i", work / "hosts.yml", work / "play.yml"],
+                env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+
+        go.hub = server
+        yield go
+    subprocess.run([ROOT / "lab/hosts", "down", NAME], check=True)
+
+
+@pytest.fixture
+def fetching(play):
+    """A fetch from nothing that is under way, and takes ten seconds more."""
+    sh("rm -rf /srv/models")
+    play.hub.order(rules=[{"path": "_cdn", "do": "stall", "after": 20 * MIB, "seconds": 10, "times": 2}])
+    running = play()
+    wait_for(lambda: sh("du -sm /srv/models | cut -f1").isdigit(), "the first bytes")
+    yield running
+    running.kill()
+    running.wait()
+
+
+def digests_there(play):
+    lines = sh(f"cd /srv/models/{REPO}/{play.hub.revisions[REPO]} && sha256sum *.safetensors").splitlines()
+    return {name: digest for digest, name in map(str.split, lines)}
+
+
+def test_connection_that_is_cut_does_not_end_the_fetch(play, hub, fetching):
+    # Every session, and not the daemon that would let the next one in.
+    sh("kill -9 $(pgrep -f 'sshd.*:.*@' | grep -vx $PPID)")
+    output, _ = fetching.communicate(timeout=120)
+    assert fetching.returncode == 0, output
+    assert "no connection, trying again while the fetch goes on" in output
+    assert digests_there(play) == digests(hub.folder)
+    assert "ok=1    changed=0" in play().communicate(timeout=60)[0]
+
+
+def test_interrupted_ansible_does_not_end_the_fetch_and_the_next_run_joins_it(play, hub, fetching):
+    fetching.send_signal(signal.SIGINT)
+    fetching.communicate(timeout=60)
+    output, _ = (again := play()).communicate(timeout=120)
+    assert again.returncode == 0, output
+    assert f"{REPO}: file " in output
+    assert digests_there(play) == digests(hub.folder)
+    sent = sum(entry["sent"] for entry in play.hub.log() if "/_cdn/" in entry["path"])
+    assert sent % (SHARDS * SHARD) == 0, "bytes came twice"

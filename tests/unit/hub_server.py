@@ -14,13 +14,14 @@ SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "lab" / "hub" / "hub.py"
 class HubServer:
     """Serves (repo id, folder) pairs while the `with` block runs; a repeated id is a newer commit."""
 
-    def __init__(self, *repos):
+    def __init__(self, *repos, address="127.0.0.1"):
+        self.address = address
         self.arguments = [f"--repo={repo_id}={folder}" for repo_id, folder in repos]
         self.revisions = {}
 
     def __enter__(self):
         self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), "--listen", "127.0.0.1:0", *self.arguments],
+            [sys.executable, str(SCRIPT), "--listen", f"{self.address}:0", *self.arguments],
             stdout=subprocess.PIPE,
             text=True,
         )
