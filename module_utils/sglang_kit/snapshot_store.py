@@ -34,8 +34,10 @@ def make_folders(path):
     """Make the folder and those above it, enterable by all whatever the umask."""
     if not os.path.isdir(path):
         make_folders(os.path.dirname(path))
-        os.mkdir(path)
-        os.chmod(path, 0o755)
+        # Another thread may be making it for a file of its own.
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path)
+            os.chmod(path, 0o755)
 
 
 def files_below(folder):

@@ -411,9 +411,9 @@ def test_transfer_without_progress_is_given_up_in_time(run, hub, tmp_path):
     rule = {"path": SECOND_SHARD, "method": "GET", "do": "stall", "seconds": 60}
     hub.order(rules=[{**rule, "after": 100000, "times": 1}, rule])
     start = time.monotonic()
-    result = run(timeout=2)
+    result = run(timeout=1)
     assert time.monotonic() - start < 15
-    assert f"no byte of {REPO} came from {hub.url} for 2 s" in result["msg"]
+    assert f"no byte of {REPO} came from {hub.url} for 1 s" in result["msg"]
     assert f"model-00002-of-000002.safetensors stands at 100000 of {len(WEIGHTS)} bytes" in result["msg"]
     assert not final(hub, tmp_path).exists()
 
@@ -551,7 +551,7 @@ def test_part_that_was_damaged_is_used_up_to_the_damage(run, hub, tmp_path, monk
 
 
 def test_second_run_at_once_is_refused_and_names_the_first(run, hub, tmp_path):
-    hub.order(rules=[{"path": SECOND_SHARD, "method": "GET", "do": "stall", "after": 100, "seconds": 3}])
+    hub.order(rules=[{"path": SECOND_SHARD, "method": "GET", "do": "stall", "after": 100, "seconds": 2}])
     lock = final(hub, tmp_path).parent / ".lock"
     with process(hub, tmp_path) as child:
         wait_for(lambda: lock.exists() and lock.read_text(), "the first run's lock")
@@ -610,7 +610,7 @@ def follow_to_the_end(hub, tmp_path, job, seen=None):
 
 
 def test_fetch_outlives_the_call_and_tells_how_far_it_is(hub, tmp_path):
-    hub.order(rules=[{"path": SECOND_SHARD, "do": "stall", "after": 1 << 20, "seconds": 3, "times": 1}])
+    hub.order(rules=[{"path": SECOND_SHARD, "do": "stall", "after": 1 << 20, "seconds": 2, "times": 1}])
     begun = follow(hub, tmp_path)
     assert begun["changed"] is False
     seen = []
@@ -628,7 +628,7 @@ def test_fetch_outlives_the_call_and_tells_how_far_it_is(hub, tmp_path):
 
 
 def test_second_run_joins_the_first(hub, tmp_path):
-    hub.order(rules=[{"path": SECOND_SHARD, "do": "stall", "after": 1 << 20, "seconds": 3, "times": 1}])
+    hub.order(rules=[{"path": SECOND_SHARD, "do": "stall", "after": 1 << 20, "seconds": 2, "times": 1}])
     job = follow(hub, tmp_path)["job"]
     assert follow(hub, tmp_path)["job"] == job
     assert follow_to_the_end(hub, tmp_path, job)["changed"] is True

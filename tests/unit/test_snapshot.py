@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a snapshot is: choice of files, digests, manifest, space, names."""
 
+import concurrent.futures
 import hashlib
 import os
 import shutil
 import subprocess
 
 import pytest
-from ansible.module_utils.sglang_kit import snapshot
+from ansible.module_utils.sglang_kit import snapshot, snapshot_store
 from ansible.module_utils.sglang_kit.snapshot import RemoteFile, SnapshotError
 
 
@@ -169,3 +170,12 @@ def test_inodes_are_counted_as_well():
     snapshot.check_space(to_fetch, 2 << 30, 102, "/srv/models")
     with pytest.raises(SnapshotError, match=r"101 free inodes; expected 102 for 1 files.*df -i"):
         snapshot.check_space(to_fetch, 2 << 30, 101, "/srv/models")
+
+
+def test_folders_are_made_by_many_threads_at_once(tmp_path):
+    """Whichever comes first, none fails."""
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        for number in range(50):
+            path = str(tmp_path / str(number) / "a" / "b")
+            assert list(pool.map(snapshot_store.make_folders, [path] * 16)) == [None] * 16
+    assert (tmp_path / "49/a/b").is_dir()
