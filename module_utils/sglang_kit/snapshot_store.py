@@ -306,6 +306,10 @@ class Store:
             os.chmod(path, 0o444)
             sync(path)
         for parent, _, _ in os.walk(self.staging, topdown=False):
+            if not os.listdir(parent):
+                # Left by a transfer of another kind.
+                os.rmdir(parent)
+                continue
             os.chmod(parent, 0o555)
             sync(parent)
         if os.path.isdir(self.final):

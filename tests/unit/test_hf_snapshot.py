@@ -391,6 +391,16 @@ def test_token_does_not_follow_to_another_host(run, hub, tmp_path):
     assert {entry["token"] for entry in log if "/_cdn/" not in entry["path"]} == {True}
 
 
+def test_token_follows_a_redirect_on_the_same_host(run, hub, tmp_path):
+    """As for a repository that was renamed."""
+    (tmp_path / "token").write_text("hf_right\n")
+    to = {"Location": f"{hub.url}/{REPO}/resolve/{hub.revisions[REPO]}/config.json?renamed"}
+    hub.order(token="hf_right")
+    hub.order(rules=[{"path": "resolve/.*/config.json$", "do": "status", "code": 308, "headers": to}])
+    assert run(token_file=str(tmp_path / "token"))["changed"] is True
+    assert [entry["token"] for entry in hub.log() if "config.json" in entry["path"]] == [True, True]
+
+
 def test_gated_file_in_an_open_listing_ends_it_at_once(run, hub, tmp_path):
     answer = {"do": "status", "code": 403, "headers": {"X-Error-Code": "GatedRepo"}}
     hub.order(rules=[{"path": "/resolve/.*safetensors", **answer}])
@@ -737,6 +747,18 @@ def test_folder_without_the_snapshot_says_so(run, tmp_path):
 def test_client_brings_the_same(run, hub, tmp_path):
     assert run(transfer="client")["fetched_bytes"] == sum(map(len, KEPT.values()))
     assert contents(final(hub, tmp_path)) == KEPT
+
+
+def test_one_way_goes_on_where_the_other_was_stopped(run, hub, tmp_path):
+    hub.order(rules=[{"path": SECOND_SHARD, "do": "status", "code": 403}])
+    assert "failed" in run(timeout=1)
+    assert staging(hub, tmp_path).exists()
+    hub.order(rules=[])
+    run(transfer="client")
+    assert contents(final(hub, tmp_path)) == KEPT
+    assert sorted(path.name for path in final(hub, tmp_path).iterdir()) == sorted(
+        [*(name.partition("/")[0] for name in KEPT), "manifest.json"]
+    )
 
 
 def test_wrong_byte_by_the_client_is_caught_as_well(run, hub, tmp_path):
