@@ -180,6 +180,10 @@ free_bytes:
   description: Free space of the disk of O(dest), in bytes, before anything is fetched.
   type: int
   returned: success
+needed_bytes:
+  description: Space that these still need on the disk, in bytes; parts of them may be there.
+  type: int
+  returned: success
 fetched_bytes:
   description: Bytes that came, in all; what came twice counts twice.
   type: int
@@ -324,11 +328,16 @@ def report(store, revision, params, sizes, to_fetch, **more):
         "bytes": sum(sizes),
         "to_fetch": {"files": len(to_fetch), "bytes": snapshot.total(to_fetch)},
         "free_bytes": free_space(params["dest"])[0],
+        "needed_bytes": 0,
         "fetched_bytes": 0,
         "refetched_bytes": 0,
         "seconds": 0.0,
         **more,
     }
+
+
+def check_space(source, store, to_fetch, dest):
+    snapshot.check_space(to_fetch, store.parts_bytes(source.work), *free_space(dest), dest)
 
 
 def make_plan(source, store, commit, params, progress, check_mode=False):
@@ -356,14 +365,18 @@ def make_plan(source, store, commit, params, progress, check_mode=False):
         )
     there = [file for file in store.likely_there(plan.files) if file.path not in wrong]
     to_fetch = [file for file in plan.files if file not in there]
-    plan.result = report(store, commit, params, [file.size for file in plan.files], to_fetch)
+    needed = max(0, snapshot.total(to_fetch) - store.parts_bytes(source.work))
+    sizes = [file.size for file in plan.files]
+    plan.result = report(store, commit, params, sizes, to_fetch, needed_bytes=needed)
     plan.result["diff"] = {
         "before": snapshot.describe(there) if store.manifest() else "",
         "after": snapshot.describe(plan.files),
         "before_header": store.final,
         "after_header": store.final,
     }
-    snapshot.check_space(to_fetch, *free_space(params["dest"]), params["dest"])
+    # Whoever holds the lock looks again; meanwhile parts come and go.
+    if not store.busy():
+        check_space(source, store, to_fetch, params["dest"])
     return plan
 
 
@@ -429,7 +442,7 @@ def ensure(source, store, commit, params, token, progress):
     staged = store.stage(files, source.work, known)
     right = dict(store.verify([file for file in staged if file.path not in known], progress), **known)
     to_fetch = [file for file in files if file.path not in right]
-    snapshot.check_space(to_fetch, *free_space(params["dest"]), params["dest"])
+    check_space(source, store, to_fetch, params["dest"])
     size = snapshot.total(files)
     progress.phase("fetch", len(files), size, len(right), size - snapshot.total(to_fetch))
     right = fetch(transfer, store, files, right, progress)

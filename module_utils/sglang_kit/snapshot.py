@@ -189,12 +189,13 @@ def total(files):
     return sum(file.size for file in files)
 
 
-def check_space(to_fetch, free, inodes, folder):
+def check_space(to_fetch, there, free, inodes, folder):
     """Raise SnapshotError if the disk cannot take the files and keep the headroom.
 
+    there: bytes of them that lie on the disk already, as parts
     free: bytes; inodes: number, or None if the file system sets no limit
     """
-    needed = total(to_fetch)
+    needed = max(0, total(to_fetch) - there)
     if to_fetch and needed + HEADROOM > free:
         raise SnapshotError(
             f"{folder} has {bytes_to_human(free)} free; expected {bytes_to_human(needed)} for "

@@ -216,6 +216,11 @@ class Store:
                     break
         return there
 
+    def parts_bytes(self, work):
+        """Return the size of what a transfer has left of unfinished files, in its folder named `work`."""
+        folder = os.path.join(self.staging, work)
+        return sum(os.lstat(os.path.join(folder, path)).st_size for path in files_below(folder))
+
     def stage(self, files, work, known):
         """Make the staging folder hold what is there of the files already; return those RemoteFiles.
 

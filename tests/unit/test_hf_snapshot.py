@@ -538,9 +538,12 @@ def test_killed_run_leaves_no_snapshot_and_the_next_one_completes(run, hub, tmp_
         child.kill()
     assert not final(hub, tmp_path).exists()
     hub.order(rules=[], clear_log=True)
+    planned = run(check=True)
     result = run()
     assert contents(final(hub, tmp_path)) == KEPT
     assert "model-00001-of-000002.safetensors" not in downloads(hub), "a finished file was fetched again"
+    # The part, and two lines of checksums.
+    assert planned["needed_bytes"] == len(WEIGHTS) - (2 << 20) - 5 - 2 * 9
     assert [entry["range"] for entry in hub.log() if "_cdn" in entry["path"]] == [f"bytes={2 << 20}-"]
     assert (result["fetched_bytes"], result["refetched_bytes"]) == (len(WEIGHTS) - (2 << 20), 5)
     assert not staging(hub, tmp_path).exists()

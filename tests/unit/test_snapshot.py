@@ -158,18 +158,25 @@ def test_manifest_covers_only_the_choice_it_was_made_for(tmp_path, allow, ignore
 
 def test_space_keeps_headroom():
     to_fetch = [RemoteFile("x", 10 << 30, "", None)]
-    snapshot.check_space(to_fetch, 11 << 30, None, "/srv/models")
+    snapshot.check_space(to_fetch, 0, 11 << 30, None, "/srv/models")
     with pytest.raises(SnapshotError, match=r"^/srv/models has 11\.00 GB free; expected 10\.00 GB") as error:
-        snapshot.check_space(to_fetch, (11 << 30) - 1, None, "/srv/models")
+        snapshot.check_space(to_fetch, 0, (11 << 30) - 1, None, "/srv/models")
     assert "Nothing was fetched" in str(error.value)
-    snapshot.check_space([], 0, 0, "/srv/models")
+    snapshot.check_space([], 0, 0, 0, "/srv/models")
+
+
+def test_parts_that_are_there_need_no_room_again():
+    to_fetch = [RemoteFile("x", 10 << 30, "", None)]
+    snapshot.check_space(to_fetch, 4 << 30, 7 << 30, None, "/srv/models")
+    with pytest.raises(SnapshotError, match=r"has 7\.00 GB free; expected 7\.00 GB"):
+        snapshot.check_space(to_fetch, 3 << 30, 7 << 30, None, "/srv/models")
 
 
 def test_inodes_are_counted_as_well():
     to_fetch = [remote("x")]
-    snapshot.check_space(to_fetch, 2 << 30, 102, "/srv/models")
+    snapshot.check_space(to_fetch, 0, 2 << 30, 102, "/srv/models")
     with pytest.raises(SnapshotError, match=r"101 free inodes; expected 102 for 1 files.*df -i"):
-        snapshot.check_space(to_fetch, 2 << 30, 101, "/srv/models")
+        snapshot.check_space(to_fetch, 0, 2 << 30, 101, "/srv/models")
 
 
 def test_folders_are_made_by_many_threads_at_once(tmp_path):
