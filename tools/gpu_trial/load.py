@@ -152,11 +152,10 @@ def measure_load(trial, checkpoint):
         if trial.left() < 60:
             break
         cold = drop_caches() if wants_cold else False
-        note(
-            "engine, " + what,
-            cold,
-            load_once(trial, f"load_{number}", checkpoint, 31900 + 10 * number, changed),
-        )
+        seconds = load_once(trial, f"load_{number}", checkpoint, 31900 + 10 * number, changed)
+        note("engine, " + what, cold, seconds)
+        if seconds is None:
+            break
     return {"gib": size / 2**30, "files": len(files), "rows": rows}
 
 

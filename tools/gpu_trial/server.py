@@ -32,8 +32,8 @@ ARGUMENTS = {
     "sampling-backend": "pytorch",
     "grammar-backend": "none",
     "mm-feature-transport": "cpu",
-    "cuda-graph-max-bs-decode": 8,
-    "cuda-graph-backend-prefill": "disabled",
+    # As one map: up to 0.5.17 the reader of the file refuses options that share a name with a deprecated one.
+    "cuda-graph-config": {"decode": {"max_bs": 8}, "prefill": {"backend": "disabled"}},
     "skip-server-warmup": True,
     "mem-fraction-static": 0.3,
     "max-total-tokens": 16384,
@@ -47,8 +47,21 @@ SPECULATION = {
 }
 
 
+# What a release's file `environment` would hold.
+SETTINGS = {
+    "SGLANG_IS_FLASHINFER_AVAILABLE": "false",
+    "SGLANG_DISABLE_CUDNN_CHECK": "1",
+    # Several engines of the trial share the GPUs.
+    "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "false",
+    # NVLink multicast stays off: it belongs to all who share the host's GPUs.
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+}
+
+
 def environment(work):
-    """Return the environment of the engine. NVLink multicast stays off: it is a machine-wide resource."""
+    """Return the environment of the engine (dict)."""
     env = dict(
         os.environ,
         HOME=str(work / "home"),
@@ -61,13 +74,7 @@ def environment(work):
         PYTHONUNBUFFERED="1",
         HF_HUB_OFFLINE="1",
         TRANSFORMERS_OFFLINE="1",
-        SGLANG_IS_FLASHINFER_AVAILABLE="false",
-        SGLANG_DISABLE_CUDNN_CHECK="1",
-        # Several engines of the trial share the GPUs.
-        SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK="false",
-        NCCL_NVLS_ENABLE="0",
-        TORCH_SYMM_MEM_DISABLE_MULTICAST="1",
-        NVSHMEM_DISABLE_NVLS="1",
+        **SETTINGS,
     )
     for name in ("PYTHONPATH", "PYTHONHOME", "NOTIFY_SOCKET"):
         env.pop(name, None)
@@ -85,18 +92,23 @@ def install_launcher(folder):
     return folder / "launcher.py"
 
 
+def configuration(arguments):
+    """Return the text of server.yaml, as the role sglang_server writes it."""
+    lines = []
+    for key, value in sorted(arguments.items()):
+        # The engine wants a map as a string of JSON.
+        text = json.dumps(value) if isinstance(value, dict) else value
+        lines.append(f"{key}: {json.dumps(text)}\n")
+    return "".join(lines)
+
+
 def write_release(folder, engine, checkpoint, arguments):
     """Lay out a release as the role sglang_server does."""
     folder.mkdir(parents=True)
     (folder / "engine").symlink_to(engine)
     (folder / "model").symlink_to(checkpoint / "target")
     (folder / "drafter").symlink_to(checkpoint / "draft")
-    lines = []
-    for key, value in sorted(arguments.items()):
-        # The engine wants a map as a string of JSON.
-        text = json.dumps(value) if isinstance(value, dict) else value
-        lines.append(f"{key}: {json.dumps(text)}\n")
-    (folder / "server.yaml").write_text("".join(lines), encoding="utf-8")
+    (folder / "server.yaml").write_text(configuration(arguments), encoding="utf-8")
 
 
 class Systemd(threading.Thread):

@@ -35,15 +35,35 @@ from cases import WAVES
 from checkpoints import make_all
 from load import begin_checkpoint, measure_load
 from report import markdown
-from server import ARGUMENTS, SPECULATION, Start, environment, install_launcher, schedulers, write_release
+from server import (
+    ARGUMENTS,
+    SETTINGS,
+    SPECULATION,
+    Start,
+    configuration,
+    environment,
+    install_launcher,
+    schedulers,
+    write_release,
+)
 from tree import Patch, TrialError, copy_tree, finish_patch, make_tree, prove_patch, run_module
 
 FIRST_PORT = 31000
+NAMES = [case.name for wave in WAVES for case in wave]
 # A cold start with graphs on a busy machine; what is slower is a finding.
 LONGEST_START_S = 280
 LONGEST_END_S = 40
 # Time that a wave needs to be worth beginning.
 SHORTEST_WAVE_S = 90
+
+
+def names(text):
+    """Return the names of cases in an option's text; ArgumentTypeError for one that is none."""
+    wanted = text.split(",")
+    unknown = sorted(set(wanted) - set(NAMES))
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no such case: {', '.join(unknown)}. There are {', '.join(NAMES)}")
+    return wanted
 
 
 def load_yaml(*parts):
@@ -132,16 +152,21 @@ class Trial:
         """Return the seconds that are left."""
         return self.deadline - time.monotonic()
 
-    def start(self, case, port):
-        """Start a case's release."""
+    def arguments(self, release, port, speculate):
+        """Return the arguments of a release (dict)."""
         arguments = dict(ARGUMENTS, port=port)
-        release = self.work / "releases" / case.name
         arguments.update({"tp-size": self.gpus, "model-path": str(release / "model")})
-        if case.speculate:
+        if speculate:
             arguments.update(SPECULATION, **{"speculative-draft-model-path": str(release / "drafter")})
         if self.gpus > 4:
             # The tiny vision tower has four heads.
             arguments["mm-enable-dp-encoder"] = True
+        return arguments
+
+    def start(self, case, port):
+        """Start a case's release."""
+        release = self.work / "releases" / case.name
+        arguments = self.arguments(release, port, case.speculate)
         write_release(release, self.trees[case.tree], self.checkpoints[case.checkpoint], arguments)
         log_path = self.logs / (case.name + ".log")
         launcher = self.launcher if case.launcher else None
@@ -303,6 +328,27 @@ def attest(patch):
     return [] if result.get("changed") else ["the tree was not attested: {}".format(result.get("msg"))]
 
 
+def check_arguments(trial, report):
+    """Put the configuration, and one with a mistake, through the engine's own parser."""
+    release = trial.work / "releases" / "any"
+    good = trial.arguments(release, FIRST_PORT, speculate=True)
+    answers = {}
+    for name, arguments in (("good", good), ("bad", dict(good, **{"no-such-flag": 1}))):
+        asked = {
+            "python": str(trial.trees["patched"] / "bin" / "python"),
+            "content": configuration(arguments),
+        }
+        result = run_module("sglang_args", dict(asked, environment=SETTINGS))
+        faults = [entry for entry in result.get("findings", []) if entry["severity"] == "error"]
+        answers[name] = {"verdict": result.get("verdict"), "errors": faults, "msg": result.get("msg")}
+    report["arguments"] = answers
+    if answers["good"]["verdict"] == "refused":
+        raise TrialError("the engine does not accept the configuration: {}".format(answers["good"]))
+    for name, wanted in (("good", "accepted"), ("bad", "refused")):
+        if answers[name]["verdict"] != wanted:
+            report["problems"].append(f"a {name} configuration was not {wanted}: {answers[name]}")
+
+
 def import_check(trial):
     """Import the engine's server and scheduler, and run one of its kernels; TrialError if that fails."""
     program = HERE / "import_check.py"
@@ -324,16 +370,22 @@ def run(trial, options, report):
     report["problems"] += compare_facts(report["facts"], known)
     prove_tree(trial, report)
     report["engine"] = import_check(trial)
+    check_arguments(trial, report)
     large = trial.work / "large"
     # Written while the cases run: it takes one core a minute or two.
     writer = begin_checkpoint(large, options.load_gib) if options.load_gib else None
     print(f"prepared, {trial.left():.0f} s left; {report['engine']}", flush=True)
-    for number, wave in enumerate(WAVES):
+    for number, every in enumerate(WAVES):
+        wave = [case for case in every if case.name in options.cases]
+        if not wave:
+            continue
         if trial.left() < SHORTEST_WAVE_S:
             report["skipped"] += [case.name for case in wave]
             continue
         report["cases"] += run_wave(trial, wave, FIRST_PORT + 100 * number)
         print(f"wave {number + 1} done, {trial.left():.0f} s left", flush=True)
+        if any(case.serves for case in wave) and not any(c.get("came_up_s") for c in report["cases"]):
+            raise TrialError("nothing serves, so what follows would say nothing")
     report["serving_facts"] = trial.serving_facts and trial.serving_facts["gpus"]
     if options.load_gib:
         if writer.wait():
@@ -356,6 +408,7 @@ def main():
     parser.add_argument("--work", type=pathlib.Path, default=HERE / "work", help="folder for everything else")
     parser.add_argument("--gpus", type=int, default=1, help="tensor parallel size of every start")
     parser.add_argument("--limit", type=float, default=3600, help="seconds after which no wave is begun")
+    parser.add_argument("--cases", type=names, default=NAMES, help="names, with commas between; default: all")
     parser.add_argument("--load-gib", type=float, default=0, help="size of the checkpoint to load; 0: none")
     options = parser.parse_args()
     begun = time.monotonic()
