@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests import lab_hosts
-from tests.lab_hosts import ROOT, play  # noqa: F401
+from tests.lab_hosts import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ KILL_AT = [
 
 
 @pytest.mark.parametrize("number", range(len(KILL_AT)))
-def test_deploy_after_a_killed_one_converges(node, play, tmp_path, number):  # noqa: F811
+def test_deploy_after_a_killed_one_converges(node, play, tmp_path, number):
     checkpoint = ("cycle", "echo")[number % 2]
     killed = deploy_killed_at(node, KILL_AT[number], checkpoint, tmp_path)
     run = play("deploy.yml", extra={"lab_checkpoint": checkpoint})
@@ -78,14 +78,14 @@ def test_deploy_after_a_killed_one_converges(node, play, tmp_path, number):  # n
     assert (again.rc, again.changed) == (0, 0)
 
 
-def test_current_that_points_nowhere_is_repaired(node, play):  # noqa: F811
+def test_current_that_points_nowhere_is_repaired(node, play):
     node.sh("ln -sfn /opt/sglang/releases/gone /opt/sglang/current")
     run = play("deploy.yml")
     assert run.rc == 0, run.message
     assert node.sh("readlink -e /opt/sglang/current").returncode == 0
 
 
-def test_masked_unit_is_said(node, play):  # noqa: F811
+def test_masked_unit_is_said(node, play):
     before = node.invocation()
     node.sh("rm /etc/systemd/system/sglang.service; systemctl mask sglang; systemctl daemon-reload")
     run = play("deploy.yml")
@@ -97,7 +97,7 @@ def test_masked_unit_is_said(node, play):  # noqa: F811
     assert play("deploy.yml").rc == 0
 
 
-def test_half_removed_engine_is_refused_and_made_anew_once_told(node, play):  # noqa: F811
+def test_half_removed_engine_is_refused_and_made_anew_once_told(node, play):
     engine = node.sh("readlink /opt/sglang/current/engine").stdout.strip()
     node.sh(f"rm -r {engine}/lib/python3.11/site-packages/torch-*.dist-info")
     run = play("deploy.yml")
@@ -107,7 +107,7 @@ def test_half_removed_engine_is_refused_and_made_anew_once_told(node, play):  # 
     assert play("deploy.yml").rc == 0
 
 
-def test_full_disk_while_staging_leaves_the_server_alone(node, play):  # noqa: F811
+def test_full_disk_while_staging_leaves_the_server_alone(node, play):
     before = node.invocation()
     # The engines of another release go to a small file system of their own.
     node.sh("mkdir -p /opt/small && mount -t tmpfs -o size=300m tmpfs /opt/small")
