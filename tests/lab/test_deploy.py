@@ -151,7 +151,8 @@ def test_engine_that_was_changed_by_hand_is_refused_before_the_load(node, play):
         assert "distributions were added: sglang-0.5.22" in run.message
         # A start by hand, or at boot, is refused as well, and not tried again.
         assert node.sh("systemctl restart sglang", check=False).returncode != 0
-        assert node.sh("systemctl show -P ExecMainStatus -P NRestarts sglang").stdout.split() == ["78", "0"]
+        assert node.sh("systemctl show -P ExecMainStatus sglang").stdout.strip() == "78"
+        assert node.sh("systemctl show -P NRestarts sglang").stdout.strip() == "0"
         assert "sglang-0.5.22" in node.sh("journalctl -u sglang -n 20 -o cat").stdout
     finally:
         node.sh(f"cd {site}; mv sglang-0.5.22.dist-info sglang-0.5.21.dist-info")
