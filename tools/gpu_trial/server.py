@@ -32,7 +32,7 @@ ARGUMENTS = {
     "sampling-backend": "pytorch",
     "grammar-backend": "none",
     "mm-feature-transport": "cpu",
-    # As one map: up to 0.5.17 the reader of the file refuses options that share a name with a deprecated one.
+    # As one map: 0.5.17's reader of the file refuses the single options, since they have deprecated aliases.
     "cuda-graph-config": {"decode": {"max_bs": 8}, "prefill": {"backend": "disabled"}},
     "skip-server-warmup": True,
     "mem-fraction-static": 0.3,
