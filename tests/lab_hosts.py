@@ -78,6 +78,14 @@ class Node:
         return self.sh("systemctl show -P InvocationID sglang").stdout.strip()
 
 
+def wait_until(condition, seconds, what):
+    """Wait until the condition holds; fail with what was never seen."""
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, f"never seen: {what}"
+        time.sleep(0.2)
+
+
 def host(inventory, name, octet):
     """Make a fresh host for a fixture, and remove it in the end."""
     hosts = str(ROOT / "lab/hosts")

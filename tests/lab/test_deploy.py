@@ -3,6 +3,8 @@
 import json
 import time
 
+from tests.lab_hosts import wait_until
+
 CHAT = {
     "model": "kimi-k2.5-tiny",
     "messages": [{"role": "user", "content": "Hello"}],
@@ -17,13 +19,6 @@ ECHO = "!" * 16
 
 def gate(node):
     return json.loads(node.sh("cat /opt/sglang/current/gate.json").stdout)
-
-
-def wait_until(condition, seconds, what):
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, f"never seen: {what}"
-        time.sleep(0.2)
 
 
 def test_check_mode_on_an_empty_host_ends_well_and_changes_nothing(node, play):

@@ -3,24 +3,16 @@
 import os
 import signal
 import subprocess
-import time
 
 import pytest
 
 from tests import lab_hosts
-from tests.lab_hosts import ROOT
+from tests.lab_hosts import ROOT, wait_until
 
 
 @pytest.fixture(scope="module")
 def node():
     yield from lab_hosts.host("scenarios", "releases1", "51")
-
-
-def wait_until(condition, seconds, what):
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, f"never seen: {what}"
-        time.sleep(0.2)
 
 
 def deploy_killed_at(node, task, checkpoint, tmp_path):
