@@ -12,13 +12,20 @@ short_description: Attest a staged engine tree, or hold it against its attestati
 description:
   - An attestation names what a virtual environment was made from, the digests of files that matter, and the
     digest of the list of files of each installed distribution. A tree without one is unfinished.
-  - A tree that has one is only held against it, and the module fails if anything differs. The attestation of
-    a tree is never replaced.
+  - A tree that was made in another folder gets its name when it is attested. An unfinished one that has the
+    name already is replaced; a process that runs from it goes on with the same paths.
+  - A tree that has an attestation is only held against it, and the module fails if anything differs. The
+    attestation of a tree is never replaced.
 options:
   tree:
-    description: Directory of the virtual environment.
+    description: Directory that the virtual environment has once it is attested.
     type: path
     required: true
+  made_in:
+    description: >-
+      Directory where it was made, on the same file system; O(tree) itself if it is left out. Looked at only if
+      O(tree) is not attested.
+    type: path
   files:
     description: Files whose content is attested, relative to O(tree).
     type: list
@@ -42,6 +49,7 @@ EXAMPLES = r"""
 - name: Attest the engine
   engine_attestation:
     tree: /opt/sglang/engines/0.5.9-0123456789ab
+    made_in: /opt/sglang/engines/0.5.9-0123456789ab.part
     files:
       - lib/python3.11/site-packages/sglang/srt/models/kimi_k25.py
     inputs:
@@ -63,6 +71,7 @@ attestation:
 
 import json
 import os
+import shutil
 import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
@@ -78,10 +87,23 @@ def write(module, path, text):
     module.atomic_move(part, path)
 
 
+def put_in_place(made_in, tree):
+    """Give the attested tree its name; what had it before is removed."""
+    replaced = tree + ".replaced"
+    if os.path.isdir(replaced):
+        shutil.rmtree(replaced)
+    if os.path.isdir(tree):
+        os.rename(tree, replaced)
+    os.rename(made_in, tree)
+    if os.path.isdir(replaced):
+        shutil.rmtree(replaced)
+
+
 def main():
     module = AnsibleModule(
         argument_spec={
             "tree": {"type": "path", "required": True},
+            "made_in": {"type": "path"},
             "files": {"type": "list", "elements": "str", "required": True},
             "inputs": {"type": "dict", "default": {}},
         },
@@ -94,30 +116,32 @@ def main():
         if problems:
             module.fail_json(
                 msg="{} is not what was attested: {}. Somebody ran pip inside it or edited it. "
-                "Remove {} and deploy again: the tree is then made anew".format(
-                    tree, "; ".join(problems), path
-                ),
+                "Remove {} and deploy again: the tree is then made anew, and a server that runs from it goes on "
+                "until the new one is there".format(tree, "; ".join(problems), path),
                 path=path,
             )
         module.exit_json(changed=False, path=path, attestation=attestation.read(tree))
 
-    if not os.path.isdir(tree):
+    made_in = module.params["made_in"] or tree
+    if not os.path.isdir(made_in):
         if module.check_mode:
             module.exit_json(changed=True, path=path)
-        module.fail_json(msg=f"There is no {tree} to attest; stage the engine first", path=path)
-    found = attestation.look(tree, module.params["files"])
+        module.fail_json(msg=f"There is no {made_in} to attest; stage the engine first", path=path)
+    found = attestation.look(made_in, module.params["files"])
     missing = [name for name, digest in found["files"].items() if digest is None]
     if missing:
         module.fail_json(
             msg="{} lacks {}, which it must have to be attested; the install did not end well".format(
-                tree, ", ".join(missing)
+                made_in, ", ".join(missing)
             ),
             path=path,
         )
     statement = {"inputs": module.params["inputs"], **found}
     text = json.dumps(statement, indent=2, sort_keys=True) + "\n"
     if not module.check_mode:
-        write(module, path, text)
+        write(module, os.path.join(made_in, attestation.NAME), text)
+        if made_in != tree:
+            put_in_place(made_in, tree)
     module.exit_json(
         changed=True,
         path=path,

@@ -14,7 +14,7 @@ from ansible.module_utils.sglang_kit.gpu_smi import (
     read_topology,
     read_xml,
 )
-from ansible.module_utils.sglang_kit.node_facts import unit_of
+from ansible.module_utils.sglang_kit.node_facts import owner_of, unit_of
 from ansible.module_utils.sglang_kit.node_packages import driver_packages, upstream_version
 
 LIBRARIES = (
@@ -71,10 +71,11 @@ def _ask(source, program):
 
 
 def _hold(source, gpu, own_unit):
-    """Add to each process its unit, and to the GPU the memory that others than the own unit hold, in MiB."""
+    """Add to each process its unit and user, and to the GPU the memory that others than the own unit hold, in MiB."""
     own = 0
     for process in gpu["processes"]:
         process["unit"] = unit_of(source, process["pid"])
+        process["user"] = owner_of(source, process["pid"])
         if process["unit"] == own_unit:
             own += process["memory_mib"] or 0
     own_only = gpu["processes"] and all(process["unit"] == own_unit for process in gpu["processes"])
