@@ -23,8 +23,8 @@ options:
     required: true
   made_in:
     description: >-
-      Directory where it was made, on the same file system; O(tree) itself if it is left out. Looked at only if
-      O(tree) is not attested.
+      Directory where it was made, on the same file system; O(tree) itself if it is left out.
+      Looked at only if O(tree) is not attested.
     type: path
   files:
     description: Files whose content is attested, relative to O(tree).
@@ -116,8 +116,8 @@ def main():
         if problems:
             module.fail_json(
                 msg="{} is not what was attested: {}. Somebody ran pip inside it or edited it. "
-                "Remove {} and deploy again: the tree is then made anew, and a server that runs from it goes on "
-                "until the new one is there".format(tree, "; ".join(problems), path),
+                "Remove {} and deploy again: the tree is then made anew, while a server that runs from it "
+                "goes on".format(tree, "; ".join(problems), path),
                 path=path,
             )
         module.exit_json(changed=False, path=path, attestation=attestation.read(tree))

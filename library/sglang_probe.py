@@ -117,8 +117,8 @@ node:
   contains:
     gpus:
       description: >-
-        index, used_mib, total_mib and holders (pid, name, memory_mib) of each GPU; null if nvidia-smi is
-        not there or does not answer.
+        index, used_mib, total_mib and holders (pid, name, memory_mib, user, unit) of each GPU; null if
+        nvidia-smi is not there or does not answer.
       type: list
     shm: {description: total_bytes and free_bytes of /dev/shm; null if there is none., type: dict}
     kernel_readable: {description: Whether the kernel's log could be read., type: bool}
@@ -133,7 +133,7 @@ import os
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_kit import gpu_smi, probe
+from ansible.module_utils.sglang_kit import gpu_smi, node_facts, probe
 from ansible.module_utils.sglang_kit.probe_http import Server, served_models
 from ansible.module_utils.sglang_kit.startup_log import weights
 
@@ -193,9 +193,15 @@ def observe_gpus(module):
         return None
     rc, text, _err = module.run_command([limit, str(SMI_TIMEOUT_S), smi, "-q", "-x"])
     try:
-        return None if rc else probe.gpu_memory(gpu_smi.read_xml(text)["gpus"])
+        gpus = [] if rc else gpu_smi.read_xml(text)["gpus"]
     except gpu_smi.SmiError:
         return None
+    source = node_facts.Source("/", module.run_command)
+    for process in (process for gpu in gpus for process in gpu["processes"]):
+        process.update(
+            user=node_facts.owner_of(source, process["pid"]), unit=node_facts.unit_of(source, process["pid"])
+        )
+    return None if rc else probe.gpu_memory(gpus)
 
 
 def observe_node(module, since):

@@ -164,8 +164,8 @@ def seen_on_node(node, dead):
     for gpu in (node["gpus"] or []) if dead else []:
         for holder in gpu["holders"]:
             said.append(
-                "GPU {}: {} MiB held by {name} (pid {pid})".format(
-                    gpu["index"], holder["memory_mib"], **holder
+                "GPU {}: {} MiB held by {name} (pid {pid}, user {user}, {unit})".format(
+                    gpu["index"], holder["memory_mib"], **dict(holder, unit=holder["unit"] or "no unit")
                 )
             )
     shm = node["shm"]

@@ -71,7 +71,7 @@ def _ask(source, program):
 
 
 def _hold(source, gpu, own_unit):
-    """Add to each process its unit and user, and to the GPU the memory that others than the own unit hold, in MiB."""
+    """Add to each process its unit and user, and to the GPU what others than the own unit hold, in MiB."""
     own = 0
     for process in gpu["processes"]:
         process["unit"] = unit_of(source, process["pid"])

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import platform
+import pwd
 import re
 import stat
 import struct
@@ -96,6 +97,18 @@ def unit_of(source, pid):
             if units:
                 return units[-1]
     return None
+
+
+def owner_of(source, pid):
+    """Return the user that a process runs as (its number if it has no name), None if it has ended."""
+    try:
+        uid = os.stat(source.path("proc", str(pid))).st_uid
+    except OSError:
+        return None
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def read_os(source):

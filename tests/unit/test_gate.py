@@ -276,14 +276,14 @@ def test_what_is_seen_on_the_node():
                 "index": 1,
                 "used_mib": 2575,
                 "total_mib": 183359,
-                "holders": [{"pid": 423, "name": "python3", "memory_mib": 2566}],
+                "holders": [{"pid": 423, "name": "python3", "memory_mib": 2566, "user": "ops", "unit": None}],
             },
         ],
         "shm": {"total_bytes": 64 << 20, "free_bytes": 1 << 20},
     }
     assert gate.seen_on_node(node, dead=True) == [
         "kernel: Out of memory: Killed process 17 (python)",
-        "GPU 1: 2566 MiB held by python3 (pid 423)",
+        "GPU 1: 2566 MiB held by python3 (pid 423, user ops, no unit)",
         "/dev/shm: 1 of 64 MiB free",
     ]
     # A process that lives holds its own memory.

@@ -1,7 +1,9 @@
 """What systemd, the journal and HTTP say, turned into an observation; and the module as a whole."""
 
 import json
+import os
 import pathlib
+import pwd
 import stat
 
 import pytest
@@ -199,7 +201,8 @@ def test_the_module_refuses_a_wrong_url(node, capsys):
 SMI = """<?xml version="1.0" ?>
 <nvidia_smi_log><driver_version>580.1</driver_version><gpu id="00000000:00:06.0">
 <fb_memory_usage><total>143771 MiB</total><used>2575 MiB</used></fb_memory_usage>
-<processes><process_info><pid>423</pid><process_name>python3</process_name><used_memory>2566 MiB</used_memory>
+<processes><process_info><pid>{pid}</pid><process_name>python3</process_name>
+<used_memory>2566 MiB</used_memory>
 </process_info></processes></gpu></nvidia_smi_log>
 """
 
@@ -213,12 +216,15 @@ def test_the_module_looks_at_the_node_when_asked(node, capsys):
             entry("NVRM: Persistence mode is deprecated and will be removed in a future release.", 1001.0),
         ]
     )
-    tools = node(LOADING, journal, **{"nvidia-smi": SMI})
+    tools = node(LOADING, journal, **{"nvidia-smi": SMI.replace("{pid}", str(os.getpid()))})
     result = run(capsys, url="http://127.0.0.1:1", node=True)["node"]
     assert result["kernel"] == ["Memory cgroup out of memory: Killed process 17 (python)"]
     assert result["kernel_readable"]
-    holders = [{"pid": 423, "name": "python3", "memory_mib": 2566}]
-    assert result["gpus"] == [{"index": 0, "used_mib": 2575, "total_mib": 143771, "holders": holders}]
+    (gpu,) = result["gpus"]
+    (holder,) = gpu.pop("holders")
+    assert gpu == {"index": 0, "used_mib": 2575, "total_mib": 143771}
+    assert (holder["pid"], holder["name"], holder["memory_mib"]) == (os.getpid(), "python3", 2566)
+    assert holder["user"] == pwd.getpwuid(os.getuid()).pw_name
     assert result["shm"]["free_bytes"] <= result["shm"]["total_bytes"]
     # a little before the first line of the start
     assert "--dmesg" in (tools / "journalctl.args").read_text().splitlines()[1]

@@ -8,7 +8,8 @@ is of one release from end to end. It starts the engine as its child and
 - turns progress bars into lines, one a second at most (journald makes a record at a newline, never at \\r);
 - keeps secrets out of the journal (SGLang prints its whole configuration when it starts);
 - tells systemd the phase, and asks for more time only while there is progress;
-- does not start an engine that is not what was attested when it was staged;
+- does not start an engine that is not what was attested when it was staged, nor one whose port or GPUs
+  another process holds;
 - says READY when the server's health endpoint answers 200, not before;
 - passes SIGTERM to the engine's main process alone and bounds the drain;
 - ends at once when the engine ends, with the engine's status (128 + n for signal n), and when one of the
@@ -55,6 +56,12 @@ EXTEND_BY_S = 60
 # A child of a dead engine can hold the pipe open: read what is there, do not wait for its end.
 LAST_WORDS_S = 1.0
 BUFFER_LIMIT = 1 << 20
+# The driver gives memory back some time after the last process of the server before has ended.
+VACANT_S = 60.0
+VACANT_INTERVAL_S = 1.0
+SMI_TIMEOUT_S = 30.0
+# What a GPU without any program may have in use, as in the preflight's rule gpu.holders.
+IDLE_GPU_MIB = 1024
 WORKERS_INTERVAL_S = 0.5
 # What a lost engine gets for its last words: while it starts, and while it serves, when it may write a dump.
 LOST_GRACE_S = 1.5
@@ -150,6 +157,27 @@ def taken(host, port):
             if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
                 return os.strerror(error.errno)
     return None
+
+
+def smi_rows(*query):
+    """Return what nvidia-smi answers to a query as rows of str; [] if it is missing or cannot tell."""
+    command = ["nvidia-smi", *query, "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SMI_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [re.split(r", *", line) for line in done.stdout.splitlines()] if done.returncode == 0 else []
+
+
+def held_gpus():
+    """Return what is held of the GPUs' memory (list of str); [] if nothing is, or nobody can tell."""
+    said = []
+    holders = smi_rows("--query-compute-apps=gpu_uuid,pid,used_memory")
+    for index, uuid, used in smi_rows("--query-gpu=index,uuid,memory.used"):
+        if used.isdigit() and int(used) > IDLE_GPU_MIB:
+            by = [f"pid {pid} {mib} MiB" for holder, pid, mib in holders if holder == uuid]
+            said.append(f"GPU {index} {used} MiB ({', '.join(by) or 'by no process that can be seen'})")
+    return said
 
 
 class Lines:
@@ -356,6 +384,10 @@ class Launcher:
         if why:
             say(f"cannot listen on {self.host}:{self.port}: {why}; the engine was not started")
             return 1
+        held = self.wait_for_gpus()
+        if held:
+            say(f"memory of the GPUs is held: {'; '.join(held)}; the engine was not started")
+            return 1
         read_end, write_end = os.pipe()
         env = {key: value for key, value in os.environ.items() if key != "NOTIFY_SOCKET"}
         argv = [
@@ -393,6 +425,17 @@ class Launcher:
                 time.sleep(TICK_S)  # the engine closed its output but lives
         self.lines.close(time.monotonic())
         return self.exit_status(self.child.returncode)
+
+    @staticmethod
+    def wait_for_gpus():
+        """Wait until the GPUs' memory is free; return what is still held at the bound (list of str)."""
+        limit = time.monotonic() + VACANT_S
+        while True:
+            held = held_gpus()
+            if not held or time.monotonic() >= limit:
+                return held
+            notify("STATUS=waiting for memory of the GPUs: " + "; ".join(held))
+            time.sleep(VACANT_INTERVAL_S)
 
     @staticmethod
     def readable(fd, timeout):
