@@ -3,6 +3,7 @@
 Tests of one host run in the order in which they stand: each goes on from the server that the one before left.
 """
 
+import contextlib
 import json
 import pathlib
 import subprocess
@@ -76,6 +77,52 @@ class Node:
     def invocation(self):
         """systemd's id of the run of the server that is on now."""
         return self.sh("systemctl show -P InvocationID sglang").stdout.strip()
+
+
+# Asks the engine for its version over and over; prints the second and the version of each answer, or "-".
+WATCH = r"""
+import json, time, urllib.request
+while True:
+    try:
+        with urllib.request.urlopen("http://127.0.0.1:30000/server_info", timeout=10) as answer:
+            version = json.load(answer)["version"]
+    except OSError:
+        version = "-"
+    print(time.time(), version, flush=True)
+    time.sleep(0.1)
+"""
+
+
+@contextlib.contextmanager
+def watched(node):
+    """Ask the engine for its version all the time; yields a list that holds [(second, version)] at the end.
+
+    The version is "-" for a question without an answer. The first question has been answered or refused when
+    the body begins.
+    """
+    node.sh(
+        f"cat >/tmp/watch.py <<'PY'\n{WATCH}\nPY\n"
+        "systemd-run --quiet --unit=watch --property=StandardOutput=truncate:/tmp/watched "
+        "python3 -u /tmp/watch.py"
+    )
+    wait_until(lambda: node.sh("cat /tmp/watched", check=False).stdout, 30, "a question of the watch")
+    answers = []
+    try:
+        yield answers
+    finally:
+        text = node.sh("systemctl stop watch; cat /tmp/watched").stdout
+        answers.extend((float(at), version) for at, version in (line.split() for line in text.splitlines()))
+
+
+def outages(answers):
+    """Return the seconds of each time without answers, from the last one before to the first one after."""
+    served = [at for at, version in answers if version != "-"]
+    silent = [at for at, version in answers if version == "-"]
+    return [
+        round(after - before, 1)
+        for before, after in zip(served, served[1:])
+        if any(before < at < after for at in silent)
+    ]
 
 
 def wait_until(condition, seconds, what):
