@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from tests import lab_hosts
-from tests.lab_hosts import ROOT, wait_until
+from tests.lab_hosts import ROOT, wait_until, watched
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +95,14 @@ def test_half_removed_engine_is_refused_and_made_anew_once_told(node, play):
     run = play("deploy.yml")
     assert run.rc != 0
     assert "distributions are gone: torch-" in run.message
+    before = node.invocation()
     node.sh(f"rm {engine}/attestation.json")
-    assert play("deploy.yml").rc == 0
+    with watched(node) as answers:
+        run = play("deploy.yml")
+    assert run.rc == 0, run.message
+    assert node.sh(f"ls -d {engine}/lib/python3.11/site-packages/torch-*.dist-info").returncode == 0
+    assert node.invocation() == before, "the server that runs from the tree goes on"
+    assert "-" not in {version for _at, version in answers}
 
 
 def test_full_disk_while_staging_leaves_the_server_alone(node, play):
@@ -107,7 +113,9 @@ def test_full_disk_while_staging_leaves_the_server_alone(node, play):
     extra = {"sglang_engine_root": "/opt/small", "sglang_engine_version": "0.5.9"}
     run = play("deploy.yml", "--tags stage", extra=extra)
     assert run.rc != 0
-    assert "No space left on device" in run.stdout
+    assert "No space left on device" in run.message
+    assert "SGLang 0.5.9 was not installed on releases1" in run.message
+    assert "Nothing that runs was touched" in run.message
     assert node.invocation() == before
     assert serves(node)
     node.sh("umount /opt/small")
