@@ -20,6 +20,10 @@ options:
     description: Where the server listens, as seen from the node.
     type: str
     default: http://127.0.0.1:30000
+  key_file:
+    description: File on the node with the engine's own key, which is sent along. Without the file none is.
+    type: path
+    default: /etc/sglang/credentials/engine-key
   model:
     description: The served model name that is expected. Empty takes the one that the server names.
     type: str
@@ -126,13 +130,14 @@ acceptance:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_kit import acceptance
-from ansible.module_utils.sglang_kit.probe_http import Server, served_models
+from ansible.module_utils.sglang_kit.probe_http import Server, read_key, served_models
 
 
 def main():
     module = AnsibleModule(
         argument_spec={
             "url": {"type": "str", "default": "http://127.0.0.1:30000"},
+            "key_file": {"type": "path", "default": "/etc/sglang/credentials/engine-key"},
             "model": {"type": "str", "default": ""},
             "prompts": {
                 "type": "list",
@@ -159,8 +164,8 @@ def main():
     if params["band"] and (len(params["band"]) != 2 or params["band"][0] > params["band"][1]):
         module.fail_json(msg="band is {}, expected the lowest and the highest length".format(params["band"]))
     try:
-        server = Server(params["url"], params["timeout"])
-    except ValueError as error:
+        server = Server(params["url"], params["timeout"], read_key(params["key_file"]))
+    except (OSError, ValueError) as error:
         module.fail_json(msg=str(error))
     module.exit_json(changed=False, **acceptance.prove(server, served_models, params))
 

@@ -22,6 +22,10 @@ options:
     description: Where the server listens, as seen from the node.
     type: str
     default: http://127.0.0.1:30000
+  key_file:
+    description: File on the node with the engine's own key, which is sent along. Without the file none is.
+    type: path
+    default: /etc/sglang/credentials/engine-key
   invocation:
     description:
       - systemd's invocation id of the start to read from the journal.
@@ -134,7 +138,7 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_kit import gpu_smi, node_facts, probe
-from ansible.module_utils.sglang_kit.probe_http import Server, served_models
+from ansible.module_utils.sglang_kit.probe_http import Server, read_key, served_models
 from ansible.module_utils.sglang_kit.startup_log import weights
 
 HTTP_TIMEOUT_S = 0.5
@@ -234,6 +238,7 @@ def main():
         argument_spec={
             "unit": {"type": "str", "default": "sglang.service"},
             "url": {"type": "str", "default": "http://127.0.0.1:30000"},
+            "key_file": {"type": "path", "default": "/etc/sglang/credentials/engine-key"},
             "invocation": {"type": "str"},
             "release": {"type": "path", "default": "/opt/sglang/current"},
             "node": {"type": "bool", "default": False},
@@ -242,8 +247,8 @@ def main():
         supports_check_mode=True,
     )
     try:
-        server = Server(module.params["url"], HTTP_TIMEOUT_S)
-    except ValueError as error:
+        server = Server(module.params["url"], HTTP_TIMEOUT_S, read_key(module.params["key_file"]))
+    except (OSError, ValueError) as error:
         module.fail_json(msg=str(error))
     unit = observe_unit(module, module.params["unit"])
     records = read_journal(module, module.params["invocation"] or unit["invocation"])

@@ -33,12 +33,25 @@ def served_models(text):
         return []
 
 
-class Server:
-    """The server behind a URL. timeout_s: seconds to wait for each step of one request."""
+def read_key(path):
+    """Return the engine's own key, from its file on the node, or None where there is none; OSError."""
+    try:
+        with open(path, encoding="ascii") as stream:
+            return stream.read().strip() or None
+    except FileNotFoundError:
+        return None
 
-    def __init__(self, url, timeout_s):
+
+class Server:
+    """The server behind a URL.
+
+    timeout_s: seconds to wait for each step of one request. key: what it asks for as a bearer key, if it does.
+    """
+
+    def __init__(self, url, timeout_s, key=None):
         self._address = parse_url(url)
         self._timeout_s = timeout_s
+        self._headers = {"Authorization": "Bearer " + key} if key else {}
 
     def get(self, path):
         """GET a path: Answer."""
@@ -51,7 +64,7 @@ class Server:
     def _ask(self, method, path, body=None, headers=None):
         connection = http.client.HTTPConnection(*self._address, timeout=self._timeout_s)
         try:
-            connection.request(method, path, body, headers or {})
+            connection.request(method, path, body, dict(headers or {}, **self._headers))
             response = connection.getresponse()
             return Answer(response.status, response.read().decode("utf-8", "replace"), None)
         except ConnectionRefusedError:

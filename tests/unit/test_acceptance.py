@@ -239,6 +239,7 @@ def test_a_server_figure_far_from_the_measured_one_is_remarked():
 class StandIn(http.server.BaseHTTPRequestHandler):
     """A stand-in for the server; its class attributes say how it behaves."""
 
+    key = None
     health = 200
     text = "The answer is 72 km/h."
     verify_steps = 8
@@ -248,6 +249,8 @@ class StandIn(http.server.BaseHTTPRequestHandler):
         self.asked.append(self.path)
         if self.path == "/health":
             self.answer(self.health, "")
+        elif self.key and self.headers["Authorization"] != "Bearer " + self.key:
+            self.answer(401, "")
         elif self.path == "/v1/models":
             self.answer(200, json.dumps({"data": [{"id": "kimi-k2.5"}]}))
         elif self.path == "/server_info":
@@ -258,7 +261,9 @@ class StandIn(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.asked.append((self.path, body))
-        if self.path == "/v1/chat/completions" and body["model"] == "kimi-k2.5":
+        if self.key and self.headers["Authorization"] != "Bearer " + self.key:
+            self.answer(401, "")
+        elif self.path == "/v1/chat/completions" and body["model"] == "kimi-k2.5":
             self.answer(200, chat(self.text))
         elif self.path == "/generate":
             meta = {"completion_tokens": 16}
@@ -316,6 +321,18 @@ def test_a_server_that_passes(serve, capsys):
     assert posts["/v1/chat/completions"]["temperature"] == 0
     assert posts["/v1/chat/completions"]["max_tokens"] == 32
     assert posts["/generate"]["text"] == "<|user|>How fast?<|assistant|>"
+
+
+def test_a_server_that_asks_for_its_key(serve, capsys, tmp_path):
+    url, _asked = serve(key="k3y")
+    key = tmp_path / "engine-key"
+    assert "the server serves [], expected kimi-k2.5" in str(
+        run(capsys, url=url, model="kimi-k2.5", key_file=str(key))
+    )
+    key.write_text("k3y\n")
+    result = run(capsys, url=url, model="kimi-k2.5", band=[1.7, 4.0], key_file=str(key))
+    assert (result["passed"], result["acceptance"]["server"]) == (True, 2.0)
+    assert "k3y" not in str(result)
 
 
 @pytest.mark.parametrize(
@@ -383,6 +400,7 @@ def measure(tmp_path):
         settings = {
             "url": url,
             "timeout": 5,
+            "key_file": str(tmp_path / "engine-key"),
             "model": "kimi-k2.5",
             "prompts": [{"name": "maths", "text": "How fast?", "expect": "72", "max_tokens": 32}],
             "sensible": True,

@@ -37,7 +37,7 @@ def launcher():
 class Run:
     """One start of the launcher as systemd would make it; notes what it tells systemd and the journal."""
 
-    def __init__(self, tmp_path, steps, config="", drain=5.0, release=None):
+    def __init__(self, tmp_path, steps, config="", drain=5.0, release=None, key=None):
         self.home = tmp_path / "launcher"
         self.home.mkdir()
         shutil.copy(LAUNCHER, self.home)
@@ -60,6 +60,12 @@ class Run:
         self.current.symlink_to(self.release)
         self.runtime = tmp_path / "run"
         self.runtime.mkdir()
+        self.environ = {}
+        if key is not None:
+            (self.runtime / "steps.json").write_text(json.dumps(steps))
+            (tmp_path / "credentials").mkdir()
+            (tmp_path / "credentials" / "engine-key").write_text(key)
+            self.environ = {"CREDENTIALS_DIRECTORY": str(tmp_path / "credentials")}
         self.drain = drain
         self.notified = []
 
@@ -80,6 +86,7 @@ class Run:
                 "NOTIFY_SOCKET": str(self.runtime / "notify"),
                 "RUNTIME_DIRECTORY": str(self.runtime),
                 "INVOCATION_ID": "abc",
+                **self.environ,
             },
         )
         return self
@@ -395,6 +402,7 @@ def test_started_json_says_what_really_runs(run):
     record = json.loads((it.runtime / "started.json").read_text())
     assert record["release"] == str(it.release)
     assert record["invocation"] == "abc"
+    assert record["key"] is None
     program = [pathlib.Path(attestation.__file__), LAUNCHER, pathlib.Path(startup_log.__file__)]
     assert record["launcher"] == hashlib.sha256(b"".join(path.read_bytes() for path in program)).hexdigest()
 
@@ -425,6 +433,29 @@ def test_the_keys_of_the_config_reach_the_journal_in_no_form(run):
     it.finish()
     assert "k3y" not in it.text()
     assert "server_args={'api_key': '***', 'admin_api_key': '***', 'note': '***'}" in it.text()
+
+
+def test_the_engine_gets_its_key_in_a_file_that_is_its_own(run):
+    steps = [["write", "server_args={'api_key': 'k3y', 'note': 'k3y'}\n"], ["health", 200], FOREVER]
+    it = run(steps, key="k3y\n", config="context-length: 5\n")
+    it.until(lambda: "READY=1" in it.notified)
+    merged = it.runtime / "server.yaml"
+    assert merged.read_text() == (it.release / "server.yaml").read_text() + 'api-key: "k3y"\n'
+    assert merged.stat().st_mode & 0o777 == 0o600
+    (engine,) = children_of(it.process.pid)
+    assert str(merged) in pathlib.Path(f"/proc/{engine}/cmdline").read_text().split("\0")
+    assert b"k3y" not in pathlib.Path(f"/proc/{engine}/environ").read_bytes()
+    assert "server_args={'api_key': '***', 'note': '***'}\n" in it.text()
+    record = json.loads((it.runtime / "started.json").read_text())
+    assert record["key"] == hashlib.sha256(b"k3y\n").hexdigest()
+
+
+def test_an_empty_key_starts_no_engine(run):
+    it = run([["write", "engine started\n"], FOREVER], key="\n")
+    assert it.finish() == 78
+    assert it.text() == (
+        "launcher: the engine's key is empty; remove /etc/sglang/credentials/engine-key and deploy again\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@
 """Measure the running server as the gate does, and leave the outcome for Prometheus's textfile collector.
 
 usage: measure.py SETTINGS.json OUTPUT.prom
-Settings: url, timeout, and what acceptance.prove() wants. A server that does not pass is an outcome, not a
-failure of this program. Standard library only, Python 3.8 and later.
+Settings: url, timeout, key_file, and what acceptance.prove() wants. A server that does not pass is an
+outcome, not a failure of this program. Standard library only, Python 3.8 and later.
 """
 
 import json
@@ -52,7 +52,9 @@ def metrics(result, now):
 def main():
     settings = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     output = Path(sys.argv[2])
-    server = probe_http.Server(settings["url"], settings["timeout"])
+    server = probe_http.Server(
+        settings["url"], settings["timeout"], probe_http.read_key(settings["key_file"])
+    )
     result = acceptance.prove(server, probe_http.served_models, settings)
     for problem in result["problems"]:
         print(problem)

@@ -6,6 +6,7 @@
 The unit is Type=notify and names /opt/sglang/current; this program resolves that link once, so that a start
 is of one release from end to end. It starts the engine as its child and
 - turns progress bars into lines, one a second at most (journald makes a record at a newline, never at \\r);
+- gives the engine the key that systemd hands over, in a configuration that nobody else can read;
 - keeps secrets out of the journal (SGLang prints its whole configuration when it starts);
 - tells systemd the phase, and asks for more time only while there is progress;
 - does not start an engine that is not what was attested when it was staged, nor one whose port or GPUs
@@ -16,7 +17,8 @@ is of one release from end to end. It starts the engine as its child and
   engine's own processes died or it says that the start is lost: its teardown would take half a minute more.
 
 What really runs is written to started.json in the runtime directory: "release" (the resolved path),
-"launcher" (sha256 of this program's files in a row), "unit" (sha256 of the unit), "invocation" (its id).
+"launcher" (sha256 of this program's files in a row), "unit" (sha256 of the unit), "key" (sha256 of
+the credential, or null), "invocation" (its id).
 
 Standard library only, Python 3.8 and later.
 """
@@ -46,6 +48,8 @@ import startup_log
 
 PROGRAM = (attestation.__file__, __file__, startup_log.__file__)
 UNIT = Path("/etc/systemd/system/sglang.service")
+# Where the engine's own key lies; it comes from there as a credential of the same name.
+KEY_SOURCE = Path("/etc/sglang/credentials/engine-key")
 TICK_S = 0.25
 BAR_INTERVAL_S = 1.0
 HEALTH_INTERVAL_S = 1.0
@@ -326,6 +330,8 @@ class Launcher:
         largest = startup_log.weights(self.release / "model")["largest_bytes"]
         self.stall_s = startup_log.patience(largest) if stall_s is None else stall_s
         self.runtime = Path(os.environ.get("RUNTIME_DIRECTORY", "/run/sglang"))
+        folder = os.environ.get("CREDENTIALS_DIRECTORY")
+        self.credential = Path(folder, KEY_SOURCE.name) if folder else None
         self.config = self.prepare_config()
         text = self.config.read_text(encoding="utf-8")
         self.host = config_scalar(text, "host") or "127.0.0.1"
@@ -351,8 +357,24 @@ class Launcher:
         self._stalled = False
 
     def prepare_config(self):
-        """Return the file that the engine is started with. Credentials would be merged in here."""
-        return self.release / "server.yaml"
+        """Return the file that the engine is started with: the release's, with the key from systemd."""
+        config = self.release / "server.yaml"
+        if not self.credential:
+            return config
+        key = self.credential.read_text(encoding="ascii").strip()
+        if not key:
+            # An empty key would open the engine to everybody without a word.
+            say(f"the engine's key is empty; remove {KEY_SOURCE} and deploy again")
+            raise SystemExit(CHANGED_ENGINE)
+        merged = self.runtime / "server.yaml"
+        part = self.runtime / "server.yaml.part"
+        with contextlib.suppress(FileNotFoundError):
+            part.unlink()
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(f"{config.read_text(encoding='utf-8')}api-key: {json.dumps(key)}\n")
+        part.replace(merged)
+        return merged
 
     def emit(self, line, now):
         """Pass one line of the engine on to the journal, and read the phase from it."""
@@ -365,6 +387,7 @@ class Launcher:
             "release": str(self.release),
             "launcher": hashlib.sha256(b"".join(Path(path).read_bytes() for path in PROGRAM)).hexdigest(),
             "unit": sha256(UNIT),
+            "key": sha256(self.credential) if self.credential else None,
             "invocation": os.environ.get("INVOCATION_ID"),
         }
         part = self.runtime / "started.json.part"
