@@ -45,7 +45,7 @@ def read_key(path):
 class Server:
     """The server behind a URL.
 
-    timeout_s: seconds to wait for each step of one request. key: what it asks for as a bearer key, if it does.
+    timeout_s: seconds to wait for each step of one request. key: the bearer key to send, or None.
     """
 
     def __init__(self, url, timeout_s, key=None):
