@@ -89,7 +89,7 @@ while True:
     except OSError:
         version = "-"
     print(time.time(), version, flush=True)
-    time.sleep(0.1)
+    time.sleep(0.5)
 """
 
 
