@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 TRIAL = ROOT / "tools" / "gpu_trial"
 RECIPE = yaml.safe_load((TRIAL / "recipe.yml").read_text(encoding="utf-8"))
 STAND_IN_ENGINE = pathlib.Path(__file__).parent / "data" / "stand_in_engine.py"
-MODULES = ("trial", "cases", "checkpoints", "load", "report", "server", "tree", "launcher")
+MODULES = ("trial", "cases", "checkpoints", "load", "report", "server", "tree", "vacancy", "launcher")
 
 
 def load_bundle():
@@ -223,7 +223,8 @@ def test_report(trial):
                 "files": 3,
                 "rows": [
                     {"what": "plain read", "cold": True, "seconds": 2.0},
-                    {"what": "engine, 1 thread", "cold": True, "seconds": 3.0},
+                    {"what": "engine, 1 thread", "cold": True, "seconds": 4.5},
+                    {"what": "plain read", "cold": True, "seconds": 4.0},
                 ],
             },
         }
@@ -232,4 +233,81 @@ def test_report(trial):
     assert f"| echo | w | engine | {outcome} |  | it smells |" in text
     assert "Not run for lack of time: plain." in text
     assert "- no driver" in text
-    assert "| engine, 1 thread | cold | 3.0 | 1.50 |" in text
+    assert "| engine, 1 thread | cold | 4.5 | 1.50 |" in text
+    assert "| plain read | cold | 2.0, 4.0 | 1.00 |" in text
+
+
+def test_heads_of_the_vision_tower_divide_by_eight(trial, tmp_path):
+    from checkpoints import generate
+
+    generate(tmp_path, "echo")
+    vision = json.loads((tmp_path / "target" / "config.json").read_text())["vision_config"]
+    assert vision["num_attention_heads"] % 8 == 0
+    # Two-dimensional rope needs a head that divides by 4.
+    assert vision["hidden_size"] // vision["num_attention_heads"] % 4 == 0
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_file_is_read_to_its_end(trial, tmp_path, monkeypatch, direct):
+    import load
+
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * (3 * 4096 + 100))
+    monkeypatch.setattr(load, "BLOCK", 4096)
+    sizes, readv = [], load.os.readv
+
+    def counted(fd, buffers):
+        sizes.append(readv(fd, buffers))
+        return sizes[-1]
+
+    monkeypatch.setattr(load.os, "readv", counted)
+    load.read_all([path], 1, direct)
+    assert sizes == [4096, 4096, 4096, 100]
+
+
+def test_a_load_is_that_of_every_rank(trial, tmp_path):
+    from load import loads
+
+    log = tmp_path / "log"
+    line = "[2026-01-01 00:00:00 TP{0}] Load weight end. elapsed={0}.50 s, type=KimiK25\n"
+    log.write_text(line.format(1) + "Multi-thread loading shards: 100%" + line.format(0))
+    assert loads(log) == [1.5, 0.5]
+
+
+SMI = """#!/bin/sh
+case "$1" in
+--query-gpu=*) [ -e {folder}/held ] && echo "0, GPU-1dd0, 4618" || echo "0, GPU-1dd0, 0" ;;
+--query-compute-apps=*) [ -e {folder}/held ] && echo "GPU-1dd0, $(cat {folder}/held), 4608" ;;
+esac
+exit 0
+"""
+
+
+def test_vacancy(trial, tmp_path, monkeypatch):
+    """With a stand-in of nvidia-smi and of the engine; the launcher, and the process that holds, are real."""
+    import vacancy
+
+    engine = tmp_path / "engine" / "bin"
+    engine.mkdir(parents=True)
+    (engine / "python").write_text("#!/bin/sh\necho 'server_args=ServerArgs()'\nsleep 60\n")
+    (engine / "python").chmod(0o755)
+    (tmp_path / "engine" / "lib" / "python3.12" / "site-packages").mkdir(parents=True)
+    attested = trial.run_module(
+        "engine_attestation", {"tree": str(tmp_path / "engine"), "files": ["bin/python"]}
+    )
+    assert attested["changed"]
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "nvidia-smi").write_text(SMI.format(folder=tmp_path))
+    (tools / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
+    monkeypatch.setattr(vacancy, "SHORT_BOUND_S", 0.1)
+    held = tmp_path / "held"
+    program = f"import os, sys; open({str(held)!r}, 'w').write(str(os.getpid())); print('held', flush=True)"
+    monkeypatch.setattr(vacancy, "HOLDER", program + f"; sys.stdin.read(); os.unlink({str(held)!r})")
+    one = trial.Trial(tmp_path / "out", tmp_path / "work", 1, float("inf"))
+    one.trees = {"patched": tmp_path / "engine"}
+    one.checkpoints = {"echo": tmp_path / "checkpoint"}
+    steps, problems = vacancy.prove_vacancy(one)
+    assert problems == []
+    assert steps["held"] == [f"GPU 0 4618 MiB (pid {steps['holder']} 4608 MiB)"]

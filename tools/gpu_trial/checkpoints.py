@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
-GENERATOR = HERE / "kit" / "lab" / "checkpoint" / "make_checkpoint.py"
+GENERATOR = HERE / "generate.py"
 # Heads, experts and widths divide by 8. MLA has its published latent size, which GPU kernels expect.
 SIZES = {
     "layers": 8,

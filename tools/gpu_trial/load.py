@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import mmap
 import os
 import pathlib
 import re
@@ -18,6 +19,7 @@ sys.path[:0] = [str(HERE / "kit" / "lab" / "checkpoint"), str(HERE / "kit")]
 
 from ansible.module_utils.sglang_kit.startup_log import StartupLog
 from server import ARGUMENTS, Start, write_release
+from tree import TrialError
 
 SHARDS = 32
 LAYERS = 10
@@ -27,13 +29,32 @@ SHAPE.update(q_lora=1536, kv_lora=512, nope_dim=128, rope_dim=64, v_dim=128, voc
 EXPERT_BYTES = 3 * SHAPE["hidden"] * SHAPE["moe_intermediate"] * 2
 BLOCK = 16 << 20
 LONGEST_LOAD_S = 150
-SETTINGS = (
-    ("prefetch", True, {"weight-loader-prefetch-checkpoints": True}),
-    ("8 threads (default)", True, {}),
-    ("1 thread", True, {"model-loader-extra-config": {"enable_multithread_load": False}}),
-    ("no mmap, 8 threads", True, {"weight-loader-disable-mmap": True}),
-    ("32 threads", True, {"model-loader-extra-config": {"enable_multithread_load": True, "num_threads": 32}}),
-    ("8 threads (default)", False, {}),
+# A start, up to the load, of an engine whose files are in the page cache.
+SHORTEST_LEFT_S = 60
+PREFETCH = {"weight-loader-prefetch-checkpoints": True}
+THREADS = "model-loader-extra-config"
+DEFAULT = ("engine, 8 threads (default)", True, {})
+# What to do; whether the page cache is emptied before; the engine's arguments, or the number of readers and
+# whether they read past the page cache. What matters most comes first and twice, as the time may run out.
+STEPS = (
+    ("plain read", True, (1, False)),
+    ("plain read", False, (1, False)),
+    DEFAULT,
+    ("engine, prefetch", True, PREFETCH),
+    ("engine, 1 thread", True, {THREADS: {"enable_multithread_load": False}}),
+    ("engine, 8 threads (default)", False, {}),
+    ("engine, prefetch by 16 threads", True, dict(PREFETCH, **{"weight-loader-prefetch-num-threads": 16})),
+    ("engine, prefetch and 8 threads", True, dict(PREFETCH, **{THREADS: {"enable_multithread_load": True}})),
+    ("plain read", True, (1, False)),
+    ("plain read past the page cache", True, (1, True)),
+    ("8 readers at once", True, (8, False)),
+    DEFAULT,
+    ("engine, prefetch", True, PREFETCH),
+    ("engine, 1 thread", False, {THREADS: {"enable_multithread_load": False}}),
+    ("engine, 32 threads", True, {THREADS: {"enable_multithread_load": True, "num_threads": 32}}),
+    ("engine, no mmap, 8 threads", True, {"weight-loader-disable-mmap": True}),
+    ("8 readers past the page cache", True, (8, True)),
+    ("plain read", True, (1, False)),
 )
 
 
@@ -87,24 +108,29 @@ def drop_caches():
     return True
 
 
-def read_file(path):
-    """Read a file to its end."""
-    with path.open("rb", buffering=0) as stream:
-        buffer = bytearray(BLOCK)
-        while stream.readinto(buffer):
-            pass
+def read_file(path, direct):
+    """Read a file to its end; direct: past the page cache."""
+    # Memory that begins at a page, as direct reads want it.
+    with mmap.mmap(-1, BLOCK) as buffer:
+        fd = os.open(path, os.O_RDONLY | (os.O_DIRECT if direct else 0))
+        try:
+            # What is shorter than asked for is the end; after it a direct read would not be aligned.
+            while os.readv(fd, [buffer]) == BLOCK:
+                pass
+        finally:
+            os.close(fd)
 
 
-def read_all(files, readers):
+def read_all(files, readers, direct):
     """Read the files; return the seconds."""
     begun = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(readers) as pool:
-        list(pool.map(read_file, files))
+        list(pool.map(lambda path: read_file(path, direct), files))
     return round(time.monotonic() - begun, 2)
 
 
 def load_once(trial, name, checkpoint, port, changed):
-    """Start the engine until the weights are loaded; return the seconds that its log tells, or None."""
+    """Start the engine until the weights are loaded; return the seconds of its slowest rank, or None."""
     arguments = dict(ARGUMENTS, port=port, **changed)
     arguments.update({"tp-size": trial.gpus, "mem-fraction-static": 0.6, "max-total-tokens": 4096})
     release = trial.work / "releases" / name
@@ -113,18 +139,17 @@ def load_once(trial, name, checkpoint, port, changed):
     log_path = trial.logs / (name + ".log")
     start = Start(release, port, trial.env, log_path, None, StartupLog, trial.lines_class)
     try:
-        start.wait(lambda: start.ended() or start.log.phase == "kv_cache" or loaded(log_path), LONGEST_LOAD_S)
+        start.wait(lambda: start.ended() or len(loads(log_path)) == trial.gpus, LONGEST_LOAD_S)
     finally:
         start.clean_up()
-    return loaded(log_path)
+    seconds = loads(log_path)
+    return max(seconds) if len(seconds) == trial.gpus else None
 
 
-def loaded(log_path):
-    """Return the longest load of a rank in a log, in seconds, or None."""
+def loads(log_path):
+    """Return the seconds of every rank's load that a log tells (list of float)."""
     text = log_path.read_text(encoding="utf-8", errors="replace")
-    return max(
-        (float(value) for value in re.findall(r"Load weight end\. elapsed=([\d.]+)", text)), default=None
-    )
+    return [float(value) for value in re.findall(r"Load weight end\. elapsed=([\d.]+)", text)]
 
 
 def begin_checkpoint(folder, gib):
@@ -132,31 +157,26 @@ def begin_checkpoint(folder, gib):
     return subprocess.Popen([sys.executable, __file__, str(folder / "target"), str(gib)])
 
 
-def measure_load(trial, checkpoint):
-    """Time loads of a checkpoint: {"gib", "files", "rows": [{"what", "cold", "seconds"}]}."""
+def measure_load(trial, checkpoint, report):
+    """Time the steps; report["load"] becomes {"gib", "files", "rows": [{"what", "cold", "seconds"}]}."""
     (checkpoint / "draft").mkdir()
     files = sorted((checkpoint / "target").glob("*.safetensors"))
-    size = sum(path.stat().st_size for path in files)
+    gib = sum(path.stat().st_size for path in files) / 2**30
     rows = []
-
-    def note(what, cold, seconds):
+    report["load"] = {"gib": gib, "files": len(files), "rows": rows}
+    for number, (what, wants_cold, how) in enumerate(STEPS):
+        if trial.left() < SHORTEST_LEFT_S:
+            report["skipped"].append(what)
+            continue
+        cold = wants_cold and drop_caches()
+        if isinstance(how, dict):
+            seconds = load_once(trial, f"load_{number}", checkpoint, 31900 + number, how)
+        else:
+            seconds = read_all(files, *how)
+        if seconds is None:
+            raise TrialError(f"{what}: the engine has not loaded the weights, see load_{number}.log")
         rows.append({"what": what, "cold": cold, "seconds": seconds})
         print(f"{what}, {'cold' if cold else 'warm'}: {seconds} s; {trial.left():.0f} s left", flush=True)
-
-    cold = drop_caches()
-    note("plain read", cold, read_all(files, 1))
-    note("plain read", False, read_all(files, 1))
-    cold = drop_caches()
-    note("8 readers at once", cold, read_all(files, 8))
-    for number, (what, wants_cold, changed) in enumerate(SETTINGS):
-        if trial.left() < 60:
-            break
-        cold = drop_caches() if wants_cold else False
-        seconds = load_once(trial, f"load_{number}", checkpoint, 31900 + 10 * number, changed)
-        note("engine, " + what, cold, seconds)
-        if seconds is None:
-            break
-    return {"gib": size / 2**30, "files": len(files), "rows": rows}
 
 
 if __name__ == "__main__":

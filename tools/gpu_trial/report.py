@@ -18,9 +18,9 @@ def outcome(case):
         words.append("up after {came_up_s} s".format(**case))
     acceptance = (case.get("proof") or {}).get("acceptance") or {}
     if acceptance.get("length") is not None:
-        words.append(
-            "acceptance {length}, {tokens_per_s} tokens/s".format(**dict({"tokens_per_s": "?"}, **acceptance))
-        )
+        words.append("acceptance {length}".format(**acceptance))
+    if acceptance.get("tokens_per_s") is not None:
+        words.append("{tokens_per_s} tokens/s".format(**acceptance))
     if case.get("killed"):
         words.append("{killed} killed".format(**case))
     if case.get("ended_s"):
@@ -68,13 +68,15 @@ def markdown(report):
 
 def load_table(load):
     """Return the table of loads against the plain read (list of lines)."""
-    plain = next(
-        (row["seconds"] for row in load["rows"] if row["what"] == "plain read" and row["cold"]), None
-    )
-    rows = []
+    readings = {}
     for row in load["rows"]:
-        ratio = f"{row['seconds'] / plain:.2f}" if plain and row["seconds"] and row["cold"] else ""
-        rows.append([row["what"], "cold" if row["cold"] else "warm", row["seconds"], ratio])
+        readings.setdefault((row["what"], row["cold"]), []).append(row["seconds"])
+    means = {key: sum(seconds) / len(seconds) for key, seconds in readings.items()}
+    plain = means.get(("plain read", True))
+    rows = []
+    for (what, cold), seconds in readings.items():
+        ratio = f"{means[what, cold] / plain:.2f}" if plain else ""
+        rows.append([what, "cold" if cold else "warm", ", ".join(map(str, seconds)), ratio])
     head = [
         "read or load of {gib:.1f} GiB in {files} files".format(**load),
         "page cache",

@@ -10,6 +10,8 @@ trial.md and logs.tar.xz to a folder. Exit status 0 only if every case was run a
 from __future__ import annotations
 
 import argparse
+import collections
+import concurrent.futures
 import datetime
 import json
 import os
@@ -46,13 +48,24 @@ from server import (
     schedulers,
     write_release,
 )
-from tree import Patch, TrialError, copy_tree, finish_patch, make_tree, prove_patch, run_module
+from tree import (
+    Patch,
+    TrialError,
+    copy_tree,
+    make_tree,
+    patch_again,
+    patch_problems,
+    prove_patch,
+    run_module,
+)
+from vacancy import prove_vacancy
 
 FIRST_PORT = 31000
 NAMES = [case.name for wave in WAVES for case in wave]
 # A cold start with graphs on a busy machine; what is slower is a finding.
 LONGEST_START_S = 280
 LONGEST_END_S = 40
+MEASURED_TOKENS = 512
 # Time that a wave needs to be worth beginning.
 SHORTEST_WAVE_S = 90
 
@@ -135,6 +148,7 @@ class Trial:
         sys.path.insert(0, str(self.launcher.parent))
         import launcher
 
+        self.launcher_module = launcher
         self.lines_class = launcher.Lines
         self.diagnoses = load_yaml("roles", "sglang_gate", "vars", "main", "diagnoses.yml")[
             "__sglang_gate_diagnoses"
@@ -146,6 +160,9 @@ class Trial:
             "__sglang_gate_profiles"
         ]["cpu"]["prompts"]
         self.trees, self.checkpoints = {}, {}
+        # By case, set once its start is up or dead; and one is measured at a time.
+        self.at_rest = collections.defaultdict(threading.Event)
+        self.measuring = threading.Lock()
         self.serving_facts = None
 
     def left(self):
@@ -158,18 +175,19 @@ class Trial:
         arguments.update({"tp-size": self.gpus, "model-path": str(release / "model")})
         if speculate:
             arguments.update(SPECULATION, **{"speculative-draft-model-path": str(release / "drafter")})
-        if self.gpus > 4:
-            # The tiny vision tower has four heads.
-            arguments["mm-enable-dp-encoder"] = True
         return arguments
 
     def start(self, case, port):
         """Start a case's release."""
-        release = self.work / "releases" / case.name
-        arguments = self.arguments(release, port, case.speculate)
-        write_release(release, self.trees[case.tree], self.checkpoints[case.checkpoint], arguments)
-        log_path = self.logs / (case.name + ".log")
         launcher = self.launcher if case.launcher else None
+        return self.start_release(case.name, port, case.speculate, case.tree, case.checkpoint, launcher)
+
+    def start_release(self, name, port, speculate, tree, checkpoint, launcher):
+        """Lay out a release of this name and start it, by a launcher or (None) by the engine alone."""
+        release = self.work / "releases" / name
+        arguments = self.arguments(release, port, speculate)
+        write_release(release, self.trees[tree], self.checkpoints[checkpoint], arguments)
+        log_path = self.logs / (name + ".log")
         return Start(release, port, self.env, log_path, launcher, StartupLog, self.lines_class)
 
     def run_case(self, case, port):
@@ -184,6 +202,7 @@ class Trial:
                 holder = hold(port)
             start.wait(lambda: start.ended() or start.answers(Server), min(LONGEST_START_S, self.left()))
             result["came_up_s"] = start.answers_at and round(start.answers_at, 1)
+            self.at_rest[case.name].set()
             if start.answers_at is not None:
                 self.serve(case, start, result)
                 self.end(case, start, result)
@@ -196,7 +215,7 @@ class Trial:
         return self.judge(case, start, result)
 
     def serve(self, case, start, result):
-        """Ask the server that is up, and measure."""
+        """Ask the server that is up; measure it when no engine beside it starts or is measured."""
         arguments = {
             "url": f"http://127.0.0.1:{start.port}",
             "model": ARGUMENTS["served-model-name"],
@@ -205,9 +224,13 @@ class Trial:
             "native_format": self.native_format,
             "band": self.band,
         }
-        proof = run_module("sglang_acceptance", arguments)
-        # The second time nothing compiles any more.
-        proof = run_module("sglang_acceptance", arguments)
+        run_module("sglang_acceptance", arguments)
+        for other in list(self.at_rest.values()):
+            other.wait(max(0, self.left()))
+        # The second time nothing compiles any more. Longer answers make the rate worth comparing.
+        arguments["prompts"] = [dict(prompt, max_tokens=MEASURED_TOKENS) for prompt in self.prompts]
+        with self.measuring:
+            proof = run_module("sglang_acceptance", arguments)
         result["proof"] = {
             key: proof.get(key) for key in ("passed", "problems", "acceptance", "server", "msg")
         }
@@ -229,12 +252,16 @@ class Trial:
         if start.wait(start.ended, LONGEST_END_S):
             result["end_took_s"] = round(start.ended_at - begun, 1)
 
-    def judge(self, case, start, result):
-        """Add what the project's parts say of the start, and what is not as it must be."""
+    def diagnose(self, start):
+        """Return what the diagnoses say of a start that has ended (list of dict)."""
         lines = split_record(start.log_path.read_text(encoding="utf-8", errors="replace"))
         unit = {"result": "exit-code", "exit_status": start.status, "load_state": "loaded"}
+        return diagnose(self.diagnoses, unit, lines, phase=start.log.phase)
+
+    def judge(self, case, start, result):
+        """Add what the project's parts say of the start, and what is not as it must be."""
         died = start.answers_at is None or case.end == "kill"
-        found = diagnose(self.diagnoses, unit, lines, phase=start.log.phase) if died else []
+        found = self.diagnose(start) if died else []
         result.update(
             status=start.status,
             ended_s=start.ended_at and round(start.ended_at, 1),
@@ -275,6 +302,10 @@ class Trial:
 def run_wave(trial, wave, first_port):
     """Run the cases of a wave side by side; return their results in its order."""
     results = {}
+    # A launcher of this wave would take the last one's memory for that of a stranger.
+    trial.launcher_module.Launcher.wait_for_gpus()
+    for case in wave:
+        trial.at_rest[case.name].clear()
 
     def run(case, port):
         try:
@@ -286,6 +317,8 @@ def run_wave(trial, wave, first_port):
                 "what": case.what,
                 "problems": [f"{type(error).__name__}: {error}"],
             }
+        finally:
+            trial.at_rest[case.name].set()
         found = results[case.name]
         print(f"{case.name}: {found['problems'] or 'as it must be'}", flush=True)
 
@@ -301,22 +334,31 @@ def run_wave(trial, wave, first_port):
 
 
 def prove_tree(trial, report):
-    """Make the engine trees, and prove patch and audit on them."""
+    """Make the engine trees, and prove patch and audit on them; returns the Patch."""
     tree = trial.work / "engine"
     make_tree(HERE / "site", tree)
     patch = Patch(tree, load_yaml("roles", "sglang_patch", "defaults", "main.yml"))
-    steps = prove_patch(patch)
+    steps = report["patch"] = prove_patch(patch)
     trial.trees["without"] = trial.work / "engine_without"
     copy_tree(tree, trial.trees["without"])
-    report["problems"] += finish_patch(patch, trial.env, steps)
-    report["patch"] = steps
-    report["problems"] += attest(patch)
+    patch_again(patch, steps)
     trial.trees["patched"] = tree
+    return patch
+
+
+def prove_import(trial, patch, report):
+    """Import the patched file, and hold all that was found of the patch against what it must be."""
+    report["patch"]["import"] = patch.prove_import(trial.env)
+    report["problems"] += patch_problems(patch, report["patch"])
+
+
+def prove_drafters(trial, patch, report):
+    """Make the checkpoints, and audit two of their drafters."""
     trial.checkpoints = make_all(trial.work / "checkpoints")
     for name, wanted in (("cycle", []), ("other_drafter", ["error"])):
         checkpoint = trial.checkpoints[name]
         found = patch.audit(checkpoint / "draft", checkpoint / "target")["findings"]
-        steps["drafter_" + name] = found
+        report["patch"]["drafter_" + name] = found
         if sorted({entry.split(":")[0] for entry in found} & {"error"}) != wanted:
             report["problems"].append(f"the audit says of the drafter {name}: {found}")
 
@@ -361,6 +403,19 @@ def import_check(trial):
     return answer.stdout.strip().splitlines()[-1]
 
 
+def prepare(trial, report):
+    """Do all that comes before the first start; what is independent of each other side by side."""
+    patch = prove_tree(trial, report)
+    report["problems"] += attest(patch)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        engine = pool.submit(import_check, trial)
+        jobs = [pool.submit(job, trial, patch, report) for job in (prove_import, prove_drafters)]
+        jobs.append(pool.submit(check_arguments, trial, report))
+    for job in jobs:
+        job.result()
+    report["engine"] = engine.result()
+
+
 def run(trial, options, report):
     """Run everything; fills the report as it goes."""
     known = report["machine"] = machine()
@@ -368,13 +423,14 @@ def run(trial, options, report):
         raise TrialError(f"the machine has {len(known['gpus'])} GPUs, {trial.gpus} are wanted")
     report["facts"] = gpu_facts()
     report["problems"] += compare_facts(report["facts"], known)
-    prove_tree(trial, report)
-    report["engine"] = import_check(trial)
-    check_arguments(trial, report)
     large = trial.work / "large"
-    # Written while the cases run: it takes one core a minute or two.
+    # Written beside all that follows: it takes one core a minute or two.
     writer = begin_checkpoint(large, options.load_gib) if options.load_gib else None
+    prepare(trial, report)
     print(f"prepared, {trial.left():.0f} s left; {report['engine']}", flush=True)
+    report["vacancy"], problems = prove_vacancy(trial)
+    report["problems"] += problems
+    print(f"vacancy: {problems or 'as it must be'}, {trial.left():.0f} s left", flush=True)
     for number, every in enumerate(WAVES):
         wave = [case for case in every if case.name in options.cases]
         if not wave:
@@ -390,7 +446,7 @@ def run(trial, options, report):
     if options.load_gib:
         if writer.wait():
             raise TrialError("the large checkpoint could not be written")
-        report["load"] = measure_load(trial, large)
+        measure_load(trial, large, report)
 
 
 def write_report(trial, report):
