@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import json
+import mmap
 import pathlib
 import shutil
 import subprocess
@@ -263,6 +264,20 @@ def test_a_file_is_read_to_its_end(trial, tmp_path, monkeypatch, direct):
     monkeypatch.setattr(load.os, "readv", counted)
     load.read_all([path], 1, direct)
     assert sizes == [4096, 4096, 4096, 100]
+
+
+def test_files_leave_the_page_cache(trial, tmp_path, monkeypatch):
+    import load
+
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * (1 << 20))
+    assert load.in_cache(path)
+    assert load.drop_from_cache([path])
+    assert not load.in_cache(path)
+    # A mapping that is in use keeps its pages, and that is told.
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ) as held:
+        assert sum(held[::4096])
+        assert not load.drop_from_cache([path])
 
 
 def test_a_load_is_that_of_every_rank(trial, tmp_path):
