@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
 import json
 import mmap
 import os
@@ -29,12 +30,13 @@ SHAPE.update(q_lora=1536, kv_lora=512, nope_dim=128, rope_dim=64, v_dim=128, voc
 EXPERT_BYTES = 3 * SHAPE["hidden"] * SHAPE["moe_intermediate"] * 2
 BLOCK = 16 << 20
 LONGEST_LOAD_S = 150
+LONGEST_DROP_S = 20
 # A start, up to the load, of an engine whose files are in the page cache.
 SHORTEST_LEFT_S = 50
 PREFETCH = {"weight-loader-prefetch-checkpoints": True}
 THREADS = "model-loader-extra-config"
-# What to do; whether the files are taken out of the page cache before; the engine's arguments, or the number of
-# readers and whether they read past the page cache. What matters most comes first, as the time may run out.
+# What to do; whether the files are taken out of the page cache before; the engine's arguments, or the number
+# of readers and whether they read past the page cache. What matters most comes first: the time may run out.
 STEPS = (
     ("plain read", True, (1, False)),
     ("plain read", False, (1, False)),
@@ -86,7 +88,8 @@ def write_checkpoint(folder, gib):
         weight_map.update(dict.fromkeys(part, name))
         part, held = {}, 0
 
-    for name, tensor in (*target.text(sizes, "echo", source, token_ids), *target.vision(sizes, source)):
+    weights = itertools.chain(target.text(sizes, "echo", source, token_ids), target.vision(sizes, source))
+    for name, tensor in weights:
         part[name] = tensor
         held += tensor.nbytes // 2
         if held >= limit:
@@ -98,13 +101,20 @@ def write_checkpoint(folder, gib):
 
 
 def drop_from_cache(files):
-    """Take files, and nothing else, out of the page cache; False if they are still there."""
-    for path in files:
-        with path.open("rb") as stream:
-            # What is not written yet would stay.
-            os.fsync(stream.fileno())
-            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return not any(in_cache(path) for path in files)
+    """Take files, and nothing else, out of the page cache; False if they stay there."""
+    limit = time.monotonic() + LONGEST_DROP_S
+    while True:
+        for path in files:
+            with path.open("rb") as stream:
+                # What is not written yet would stay.
+                os.fsync(stream.fileno())
+                os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if not any(in_cache(path) for path in files):
+            return True
+        if time.monotonic() > limit:
+            return False
+        # An engine that was killed may hold them for a moment.
+        time.sleep(0.5)
 
 
 def in_cache(path):
