@@ -1,6 +1,7 @@
 """The log reader and the diagnoses on logs of SGLang 0.5.17 on one and two H200 GPUs (tools/gpu_trial)."""
 
 import pathlib
+import re
 
 import pytest
 import yaml
@@ -53,6 +54,9 @@ STARTS = {
         "drafter_of_another_model",
     ),
     "gpu-tp1-port-taken-late.log": ([*BOTH, *GRAPHS, "warm_up"], "[Errno 98]", 3, "port_taken"),
+    "gpu-tp2-port-taken-late.log": ([*BOTH, *GRAPHS, "warm_up"], "[Errno 98]", 3, "port_taken"),
+    # 14.6 GiB, ended from outside once they were loaded.
+    "gpu-tp2-load-by-prefetch.log": ([*TARGET, "kv_cache"], None, 137, None),
 }
 
 
@@ -99,3 +103,16 @@ def test_progress_of_graphs_is_seen_through_the_launcher():
         seen.add(log.describe())
     assert "capturing graphs 4/8 (50%)" in seen
     assert "capturing graphs of the drafter 8/8 (100%)" in seen
+
+
+def test_progress_of_weights_is_not_that_of_their_prefetch():
+    log = StartupLog(at=0)
+    seen = []
+    for line in text("gpu-tp2-load-by-prefetch.log").split("\n"):
+        log.feed(line)
+        bar = re.fullmatch(r"loading weights (\d+)/(\d+) .*", log.describe())
+        if bar:
+            seen.append((int(bar[2]), int(bar[1])))
+    assert {total for total, _done in seen} == {31}
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 10

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import ctypes
 import itertools
 import json
 import mmap
@@ -29,6 +30,7 @@ SHAPE = {"hidden": 4096, "intermediate": 8192, "moe_intermediate": 2048, "heads"
 SHAPE.update(q_lora=1536, kv_lora=512, nope_dim=128, rope_dim=64, v_dim=128, vocab=1024)
 EXPERT_BYTES = 3 * SHAPE["hidden"] * SHAPE["moe_intermediate"] * 2
 BLOCK = 16 << 20
+LIBC = ctypes.CDLL(None, use_errno=True)
 LONGEST_LOAD_S = 150
 LONGEST_DROP_S = 20
 # A start, up to the load, of an engine whose files are in the page cache.
@@ -118,13 +120,18 @@ def drop_from_cache(files):
 
 
 def in_cache(path):
-    """Return True if the middle of a file can be read without its disk."""
-    with path.open("rb") as stream:
-        try:
-            os.preadv(stream.fileno(), [bytearray(4096)], path.stat().st_size // 2, os.RWF_NOWAIT)
-        except BlockingIOError:
-            return False
-    return True
+    """Return True if any page of a file is in memory."""
+    # Private, since ctypes wants memory that can be written to.
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, mmap.MAP_PRIVATE, access) as view:
+        pages = (ctypes.c_ubyte * -(-len(view) // mmap.PAGESIZE))()
+        first = ctypes.c_char.from_buffer(view)
+        failed = LIBC.mincore(ctypes.byref(first), ctypes.c_size_t(len(view)), pages)
+        # The mapping cannot be closed while something refers to it.
+        del first
+    if failed:
+        raise OSError(ctypes.get_errno(), f"mincore of {path}")
+    return any(page & 1 for page in pages)
 
 
 def read_file(path, direct):
