@@ -23,7 +23,7 @@ CHAT = {
     "max_tokens": 16,
     "temperature": 0,
 }
-SOURCE = {"sglang_engine_bundle": "/srv/bundle", "model_store_bundle": "/srv/bundle"}
+SOURCE = {"sglang_engine_bundle": "/srv/bundle"}
 
 
 @pytest.fixture(scope="module")
