@@ -18,7 +18,9 @@ from ansible.module_utils.sglang_kit.releases_flags import read_flags
 from matrix_support import release_of
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-ROLE = yaml.safe_load((ROOT / "roles/sglang_server/vars/main.yml").read_text())
+VARS = ROOT / "roles/sglang_server/vars/main"
+ROLE = yaml.safe_load((VARS / "main.yml").read_text())
+LOADING = yaml.safe_load((VARS / "loading.yml").read_text())["__sglang_server_loading"]
 
 # What the engine says, or does, where a rule holds.
 EVIDENCE = {
@@ -115,6 +117,21 @@ def test_the_profiles_suit_the_release(served, profile):
         assert name in flags and flags[name]["in_file"] and not flags[name]["deprecated"], name
         if flags[name]["choices"] and isinstance(value, str):
             assert value in flags[name]["choices"], name
+
+
+@pytest.mark.parametrize("disk", LOADING)
+def test_the_loader_settings_suit_the_release(served, disk):
+    known = version_key(served.version)
+    entry = [entry for entry in LOADING[disk] if version_key(entry["since"]) <= known][-1]
+    flags = read_flags(str(served.package))
+    assert all(flags[name]["in_file"] and not flags[name]["deprecated"] for name in entry["arguments"])
+    assert ("weight-loader-prefetch-checkpoints" in flags) == (known >= version_key("0.5.11"))
+    loader = (served.package / "srt/model_loader/loader.py").read_text()
+    # The default that an entry leaves alone or turns over, and the size of the pool behind it.
+    default = f'extra_config.get("enable_multithread_load", {known >= version_key("0.5.10")})'
+    assert default in loader and "DEFAULT_NUM_THREADS = 8" in loader
+    turned_off = "oversubscription with the prefetch threads" in loader
+    assert turned_off == (known >= version_key("0.5.16"))
 
 
 class RenamedAction(argparse.Action):
