@@ -37,11 +37,11 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     http_error_308 = urllib.request.HTTPRedirectHandler.http_error_302
 
 
-def _opener():
+def _opener(proxies):
     # Neither files nor ftp: a redirect must not lead there.
     opener = urllib.request.OpenerDirector()
+    opener.add_handler(urllib.request.ProxyHandler(proxies))
     for handler in (
-        urllib.request.ProxyHandler,
         urllib.request.UnknownHandler,
         urllib.request.HTTPHandler,
         urllib.request.HTTPSHandler,
@@ -54,15 +54,16 @@ def _opener():
     return opener
 
 
-def get(url, token, timeout, headers=None):
+def get(url, token, timeout, headers=None, proxies=None):
     """Return the answer to a GET, its body unread; raise OSError (HTTPError for an error status).
 
     timeout: seconds that connecting, and each read, may take
+    proxies: {scheme: address}, None for those of the environment
     """
     request = urllib.request.Request(url, headers=headers or {})
     if token:
         request.add_unredirected_header("Authorization", "Bearer " + token)
-    return _opener().open(request, timeout=timeout)
+    return _opener(proxies).open(request, timeout=timeout)
 
 
 def retry_after(headers):

@@ -49,12 +49,14 @@ class Stopped(Exception):
 class RangeTransfer:
     """Fetches with as many connections at once as there are workers, each with a buffer of 1 MiB.
 
+    peer: address of another node that has the snapshot, asked in the endpoint's place until it fails once;
+    what came wrong is never asked of it again. `from_peer` is the number of bytes that it sent
     timeout: seconds without a new byte after which a file counts as lost
     progress: told of bytes by gained(number), negative if they are to come again
     refetched: number of bytes so far that came, or will come, more than once
     """
 
-    def __init__(self, repo_id, revision, endpoint, token, folder, timeout, workers, progress):
+    def __init__(self, repo_id, revision, endpoint, token, folder, timeout, workers, progress, peer=None):
         self.repo_id = repo_id
         self.endpoint = endpoint
         self.token = token
@@ -62,8 +64,10 @@ class RangeTransfer:
         self.timeout = timeout
         self.workers = workers
         self.progress = progress
-        self.received = self.refetched = 0
-        self._base = f"{endpoint}/{repo_id}/resolve/{revision}/"
+        self.received = self.refetched = self.from_peer = 0
+        self._peer = peer
+        self._asked = set()
+        self._below = f"/{repo_id}/resolve/{revision}/"
         self._stop = threading.Event()
         self._lock = threading.Lock()
 
@@ -94,10 +98,11 @@ class RangeTransfer:
     def clean(self):
         shutil.rmtree(os.path.join(self.folder, WORK), ignore_errors=True)
 
-    def _count(self, received=0, refetched=0):
+    def _count(self, received=0, refetched=0, from_peer=0):
         with self._lock:
             self.received += received
             self.refetched += refetched
+            self.from_peer += from_peer
 
     def _file(self, file):
         if self._stop.is_set():
@@ -131,16 +136,19 @@ class RangeTransfer:
             self.progress.gained(-part.size)
             part.truncate()
         since, attempt, wrong_sizes = time.monotonic(), 0, 0
+        peer = None if file.path in self._asked else self._peer
+        self._asked.add(file.path)
         while part.size < file.size:
             before = part.size
             try:
-                self._receive(file, part)
+                self._receive(file, part, peer)
             except urllib.error.HTTPError as error:
                 with contextlib.closing(error):
-                    reason, wait = self._refusal(file, error), snapshot_http.retry_after(error.headers)
+                    if not peer:
+                        reason, wait = self._refusal(file, error), snapshot_http.retry_after(error.headers)
             except (Broken, http.client.HTTPException) as error:
                 reason, wait = f"{type(error).__name__}: {error}", None
-                wrong_sizes += isinstance(error, WrongSize)
+                wrong_sizes += isinstance(error, WrongSize) and not peer
                 if wrong_sizes == SIZE_ATTEMPTS:
                     raise snapshot.SnapshotError(
                         f"{file.path}: {error}. The hub's listing and its files do not agree: try another "
@@ -148,6 +156,10 @@ class RangeTransfer:
                     ) from error
             if part.size > before:
                 since, attempt = time.monotonic(), 0
+            elif peer:
+                # No file begins with it any more; this one goes on with the endpoint at once.
+                peer = self._peer = None
+                continue
             if part.size < file.size:
                 attempt += 1
                 if wait is None:
@@ -180,12 +192,14 @@ class RangeTransfer:
             raise snapshot.SnapshotError(f"{file.path} could not be fetched: {meaning}") from error
         return f"{urllib.parse.urlsplit(error.url).netloc} answered {error.code}"
 
-    def _receive(self, file, part):
+    def _receive(self, file, part, peer):
         """Add to the part what one answer brings; raises Broken, HTTPError or HTTPException at its end."""
-        url = self._base + urllib.parse.quote(file.path)
+        url = (peer or self.endpoint) + self._below + urllib.parse.quote(file.path)
         headers = {"Range": f"bytes={part.size}-"} if part.size else {}
+        # The token is the hub's business alone, and its proxy is on the way to it.
+        token, proxies = (None, {}) if peer else (self.token, None)
         try:
-            answer = snapshot_http.get(url, self.token, min(SILENCE, self.timeout), headers)
+            answer = snapshot_http.get(url, token, min(SILENCE, self.timeout), headers, proxies)
         except urllib.error.HTTPError:
             raise
         except (OSError, ValueError) as error:
@@ -193,7 +207,7 @@ class RangeTransfer:
         with contextlib.closing(answer):
             skip = self._start(file, part, answer)
             for data in self._read(answer):
-                self._count(received=len(data))
+                self._count(received=len(data), from_peer=len(data) if peer else 0)
                 if skip:
                     # The server knows no ranges: what is there already comes once more.
                     again = min(skip, len(data))

@@ -17,7 +17,13 @@ import types
 
 import hf_snapshot
 import pytest
-from ansible.module_utils.sglang_kit import snapshot_part, snapshot_ranges, snapshot_store, snapshot_transfer
+from ansible.module_utils.sglang_kit import (
+    snapshot_http,
+    snapshot_part,
+    snapshot_ranges,
+    snapshot_store,
+    snapshot_transfer,
+)
 from ansible.module_utils.testing import patch_module_args
 from hub_server import HubServer
 
@@ -778,3 +784,109 @@ def test_killed_run_takes_the_client_with_it(hub, tmp_path):
         assert len(children) == 1
         child.kill()
         wait_for(lambda: not pathlib.Path("/proc", children[0]).exists(), "the end of the orphan")
+
+
+# -- another node, asked for the bytes
+
+SHARE = ROOT / "roles/model_store/files/share.py"
+
+
+@contextlib.contextmanager
+def sharing(root, tmp_path, address="127.0.0.1"):
+    """Share the models below a folder as the role does, by a port that is free; gives the address."""
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        port = probe.getsockname()[1]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(30)
+        child = subprocess.Popen(
+            [sys.executable, SHARE, root, address, str(port)],
+            env={**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify")},
+        )
+        try:
+            assert systemd.recv(100) == b"READY=1"
+            yield f"http://{address}:{port}"
+        finally:
+            child.kill()
+            child.wait()
+
+
+@pytest.fixture
+def giver(run, hub, tmp_path):
+    """A node that has the model; the hub has forgotten that it came from there."""
+    run(dest=str(tmp_path / "giver"))
+    hub.order(clear_log=True)
+    return tmp_path / "giver"
+
+
+def test_bytes_come_from_the_other_node_and_the_list_from_the_hub(run, hub, giver, tmp_path, monkeypatch):
+    # A proxy is on the way to the hub, not to a neighbour.
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", hub.url.rpartition("/")[2])
+    with sharing(giver, tmp_path) as peer:
+        result = run(peer=peer)
+    size = sum(map(len, KEPT.values()))
+    assert (result["fetched_bytes"], result["peer_bytes"]) == (size, size)
+    assert contents(final(hub, tmp_path)) == KEPT
+    assert all("/tree/" in entry["path"] for entry in hub.log())
+
+
+def test_wrong_file_of_the_other_node_is_fetched_from_the_hub(run, hub, giver, tmp_path):
+    shard = giver / REPO / hub.revisions[REPO] / "model-00001-of-000002.safetensors"
+    shard.chmod(0o644)
+    shard.write_bytes(b"x" + WEIGHTS[1:])
+    with sharing(giver, tmp_path) as peer:
+        result = run(peer=peer)
+    assert contents(final(hub, tmp_path)) == KEPT
+    assert downloads(hub) == {shard.name: 1}
+    assert result["refetched_bytes"] == len(WEIGHTS)
+
+
+def test_other_node_that_has_nothing_or_is_away_is_done_without(run, hub, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with sharing(tmp_path / "empty", tmp_path) as peer:
+        result = run(peer=peer)
+    assert (result["peer_bytes"], contents(final(hub, tmp_path))) == (0, KEPT)
+    again = run(peer=peer, dest=str(tmp_path / "again"))
+    assert (again["changed"], again["peer_bytes"], again["bytes"]) == (True, 0, result["bytes"])
+
+
+def test_other_node_that_breaks_off_is_gone_on_from(run, hub, tmp_path):
+    """The other node is a hub here, which can break off, and is told of the token if there is one."""
+    (tmp_path / "token").write_text("secret\n")
+    with HubServer((REPO, write(tmp_path / "other", FILES))) as other:
+        other.order(rules=[{"path": FIRST_SHARD, "do": "cut", "after": 1 << 20}])
+        result = run(peer=other.url, token_file=str(tmp_path / "token"))
+        sent = {entry["path"].rpartition("/")[2]: entry["token"] for entry in other.log()}
+    assert contents(final(hub, tmp_path)) == KEPT
+    assert not any(sent.values())
+    assert result["peer_bytes"] >= 1 << 20
+
+
+def test_only_what_a_manifest_names_is_shared(hub, giver, tmp_path):
+    (giver / "secret").write_text("x")
+    (giver / REPO / ".refs").write_text("{}")
+    revision = hub.revisions[REPO]
+    with sharing(giver, tmp_path) as peer:
+        for path in (
+            f"/{REPO}/resolve/{revision}/manifest.json",
+            f"/{REPO}/resolve/{revision}/../.refs",
+            f"/{REPO}/resolve/{'0' * 40}/config.json",
+            f"/org/../resolve/{revision}/config.json",
+            "/secret",
+            "/",
+        ):
+            with socket.create_connection(peer[7:].split(":"), timeout=30) as raw:
+                raw.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+                assert raw.recv(100).split()[1] == b"404", path
+
+
+def test_shared_file_is_sent_from_a_byte_on(hub, giver, tmp_path):
+    url = f"/{REPO}/resolve/{hub.revisions[REPO]}/model-00001-of-000002.safetensors"
+    with sharing(giver, tmp_path) as peer:
+        whole = snapshot_http.get(peer + url, None, 30)
+        assert (whole.status, whole.read()) == (200, WEIGHTS)
+        rest = snapshot_http.get(peer + url, None, 30, {"Range": "bytes=1000-"})
+        assert (rest.status, rest.read()) == (206, WEIGHTS[1000:])
+        assert rest.headers["Content-Range"] == f"bytes 1000-{len(WEIGHTS) - 1}/{len(WEIGHTS)}"

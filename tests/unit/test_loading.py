@@ -26,7 +26,9 @@ def trusted(value):
 @pytest.fixture(scope="module")
 def role():
     files = [ROLE / "defaults/main.yml", *sorted((ROLE / "vars/main").glob("*.yml"))]
-    return {name: trusted(value) for file in files for name, value in yaml.safe_load(file.read_text()).items()}
+    return {
+        name: trusted(value) for file in files for name, value in yaml.safe_load(file.read_text()).items()
+    }
 
 
 @pytest.fixture
