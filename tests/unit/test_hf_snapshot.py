@@ -856,7 +856,7 @@ def test_other_node_that_breaks_off_is_gone_on_from(run, hub, tmp_path):
     """The other node is a hub here, which can break off, and is told of the token if there is one."""
     (tmp_path / "token").write_text("secret\n")
     with HubServer((REPO, write(tmp_path / "other", FILES))) as other:
-        other.order(rules=[{"path": FIRST_SHARD, "do": "cut", "after": 1 << 20}])
+        other.order(rules=[{"path": FIRST_SHARD, "do": "truncate", "after": 1 << 20}])
         result = run(peer=other.url, token_file=str(tmp_path / "token"))
         sent = {entry["path"].rpartition("/")[2]: entry["token"] for entry in other.log()}
     assert contents(final(hub, tmp_path)) == KEPT
