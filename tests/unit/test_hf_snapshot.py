@@ -10,8 +10,11 @@ import pathlib
 import shutil
 import signal
 import socket
+import socketserver
+import ssl
 import subprocess
 import sys
+import threading
 import time
 import types
 
@@ -784,6 +787,59 @@ def test_killed_run_takes_the_client_with_it(hub, tmp_path):
         assert len(children) == 1
         child.kill()
         wait_for(lambda: not pathlib.Path("/proc", children[0]).exists(), "the end of the orphan")
+
+
+# -- over TLS
+
+
+@pytest.fixture
+def secure(hub, tmp_path):
+    """The hub's address by TLS, with a certificate of its own in certificate.pem."""
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+    ]
+    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-days", "2"]
+    subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    target = hub.url.rpartition("/")[2].split(":")
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self):
+            # One request a connection, as the module asks.
+            with context.wrap_socket(self.request, server_side=True) as inside:
+                with socket.create_connection(target) as outside:
+                    outside.sendall(inside.recv(1 << 16))
+                    for data in iter(lambda: outside.recv(1 << 16), b""):
+                        inside.sendall(data)
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+
+        def handle_error(self, *_):
+            pass
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"https://localhost:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_hub_by_tls_is_believed_if_its_certificate_is(run, hub, secure, tmp_path, monkeypatch):
+    refused = run(endpoint=secure)
+    assert refused["failed"] and "CERTIFICATE_VERIFY_FAILED" in refused["msg"]
+    assert not (tmp_path / "models" / REPO / hub.revisions[REPO]).exists()
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "certificate.pem"))
+    assert run(endpoint=secure)["changed"] is True
+    assert contents(final(hub, tmp_path)) == KEPT
 
 
 # -- another node, asked for the bytes
