@@ -165,3 +165,10 @@ def test_a_giver_that_cannot_be_reached_is_done_without(play, hub, nodes):
     assert (rc, sent) == (0, hub.size), said
     assert are_right(nodes, hub)
     assert at_rest(nodes)
+
+
+def test_what_an_interrupted_deploy_left_sharing_is_stopped(play, nodes):
+    nodes["store1"].sh("systemd-run --quiet --collect --unit=sglang-model-share sleep 1000")
+    rc, said, sent = play(model_store_share_address=SHARED)
+    assert (rc, sent) == (0, 0), said
+    assert at_rest(nodes)
