@@ -190,7 +190,7 @@ def test_unchanged_run_over_119_shards_takes_less_than_a_second(start, tmp_path_
 
 # -- on a real host, through Ansible
 
-NAME, OCTET, CONTROLLER = "store1", "71", "10.99.7.1"
+NAME, OCTET, CONTROLLER = "store1", "55", "10.99.7.1"
 
 
 def sh(script):
