@@ -73,26 +73,24 @@ def direct_rate(files, budget, seconds):
     files: what files_of returned; reads at most `budget` bytes and for about so many seconds. None where the
     file system knows no direct reads, or too little is there to tell.
     """
-    share = budget // READERS // BLOCK * BLOCK
-    # In each of the largest files, or in several places of few of them.
+    files = files[:READERS]
+    # In each of the largest files, or in several sections of few of them.
+    sections = -(-READERS // max(1, len(files)))
     places = [
-        (path, size * part // 8 // BLOCK * BLOCK)
-        for part in (4, 0, 2, 6, 1, 3, 5, 7)
-        for path, size in files[:READERS]
-        if size // 8 >= share
+        (path, part * (size // sections) // BLOCK * BLOCK, min(budget // READERS, size // sections))
+        for part in range(sections)
+        for path, size in files
     ][:READERS]
-    if len(places) < READERS:
-        return None
     since = time.monotonic()
 
     def read(place):
-        path, offset = place
+        path, offset, length = place
         handle = os.open(path, os.O_RDONLY | os.O_DIRECT)
         came = 0
         try:
             # Anonymous memory begins at a page, which direct reads ask for.
             with mmap.mmap(-1, BLOCK) as block:
-                while came < share and time.monotonic() - since < seconds:
+                while came + BLOCK <= length and time.monotonic() - since < seconds:
                     came += os.preadv(handle, [block], offset + came)
         finally:
             os.close(handle)

@@ -56,6 +56,12 @@ def test_rate_is_measured_past_the_cache_and_leaves_it_alone(folder):
     assert weights_read.cached_bytes(path, 96 * MIB) == 0
 
 
+def test_rate_of_several_files(folder):
+    for number in range(10):
+        shard(folder, number, 9 * MIB)
+    assert weights_read.direct_rate(weights_read.files_of(folder), 512 * MIB, 60) > 1 * MIB
+
+
 def test_rate_of_too_little_is_none(folder):
     shard(folder, 1, 8 * MIB)
     assert weights_read.direct_rate(weights_read.files_of(folder), 64 * MIB, 60) is None
