@@ -15,6 +15,8 @@ _NOISE = re.compile(
     r".*is not installed; audio|Received sigquit from a child|SIGQUIT received|kill_process_tree called|"
     r"Sleeping \d+ seconds before crash|server_args=|[\s^~]+$|usage: |\s+\[-"
 )
+# What a server says for each request.
+_ROUTINE = re.compile(r"(?:Prefill|Decode) batch, |\S+:\d+ - \"")
 # Lines in which any word can stand without being anybody's complaint.
 _ALL_KINDS_OF_WORDS = re.compile(r"server_args=|Ignore import error|Received a request|Finish: ")
 _SCHEDULER = "Scheduler hit an exception"
@@ -22,6 +24,8 @@ _SCHEDULER = "Scheduler hit an exception"
 _HARMLESS = "/freeze_gc"
 _DEATH = re.compile(r"launcher: the engine's process \S+ \(pid \d+\) was killed")
 _TRACEBACK = "Traceback (most recent call last)"
+# What stands between the killed process and the exception of one that missed it.
+CONSEQUENCE = "What another process said, as a consequence:"
 
 
 def diagnose(diagnoses, unit, lines, kernel=(), phase=None, verdict=None):
@@ -31,7 +35,8 @@ def diagnose(diagnoses, unit, lines, kernel=(), phase=None, verdict=None):
     match and kernel (regular expressions found in a line), result (systemd's Result), status (exit status or
     signal, int), load_state (systemd's LoadState), phase (list), verdict (the gate's word). The list
     is in order of precedence. A second one is named only if a line of its own speaks for it, and if it does
-    not say "follows", which marks what other causes lead to.
+    not say "follows", which marks what other causes lead to. Behind an entry that says "ends" and fits, no
+    other is looked for: all that is said beside it are consequences.
     unit: the unit's part of an observation. lines: the log of the start (list of str). kernel: the kernel's
     (list of str). phase: the phase in which it ended.
     """
@@ -46,9 +51,10 @@ def diagnose(diagnoses, unit, lines, kernel=(), phase=None, verdict=None):
         line = _speaks(entry, "match", words) or _speaks(entry, "kernel", kernel)
         if line is None and ("match" in entry or "kernel" in entry):
             continue
-        if found and (line is None or line == found[0]["line"] or entry.get("follows")):
-            continue
-        found.append(dict(entry, line=line))
+        if not found or not (line is None or line == found[0]["line"] or entry.get("follows")):
+            found.append(dict(entry, line=line))
+        if entry.get("ends"):
+            break
     return found[:2]
 
 
@@ -71,17 +77,27 @@ def telling_lines(lines, limit=10):
     begin = next((i for i, line in enumerate(flat) if _SCHEDULER in line), None)
     death = next((i for i, line in enumerate(flat) if _DEATH.match(line)), None)
     if death is not None:
-        # An exception beside it is that of a process which missed the killed one.
-        before = death if begin is None else min(begin, death)
-        return [*flat[max(0, before + 1 - limit) : before], flat[death]]
+        # An exception beside it, even before it, is that of a process which missed the killed one.
+        killed = flat.pop(death)
+        words = []
+        if begin is not None:
+            begin -= begin > death
+            words = [CONSEQUENCE, *_exception(flat, begin, 4)]
+            death = min(begin, death)
+        before = [line for line in flat[:death] if not _ROUTINE.match(split_prefix(line)[0])]
+        return [*before[-(limit - 1 - len(words)) :], killed, *words]
     if begin is None:
         begin = next((i for i in reversed(range(len(flat))) if _TRACEBACK in flat[i]), None)
-    if begin is None:
+    words = [] if begin is None else _exception(flat, begin, limit)
+    if not words or any(_HARMLESS in line for line in words[-2:]):
         return flat[-limit:]
+    return words
+
+
+def _exception(lines, begin, limit):
+    """Return the exception that begins there (list of str): its first line, the end of its stack, its words."""
     end = begin + 1
-    while end < len(flat) and flat[end].startswith((" ", "\t")):
+    while end < len(lines) and lines[end].startswith((" ", "\t")):
         end += 1
-    words = flat[end : end + 2]
-    if any(_HARMLESS in line for line in words):
-        return flat[-limit:]
-    return [flat[begin], *flat[begin + 1 : end][-(limit - 1 - len(words)) :], *words]
+    words = lines[end : end + 2]
+    return [lines[begin], *lines[begin + 1 : end][-(limit - 1 - len(words)) :], *words]

@@ -57,6 +57,8 @@ _LOST = re.compile(
     r"Initialization failed\. warmup error|\[Errno \d+\] error while attempting to bind|"
     r"launcher: the engine's process \S+ \(pid \d+\) "
 )
+# "died during initialization (exit code: -9)", "crashed with exit code 1": how one of its processes ended.
+_TOLD = re.compile(r"\bexit code:? (-?\d+)")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _STAMP = r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 # A log line can be glued to the progress bar before it, so a record is also cut where a time stamp begins.
@@ -104,6 +106,15 @@ def patience(largest_bytes):
     """Return STALL_SECONDS for a model whose largest weight file has that many bytes."""
     silent = READERS * largest_bytes / SLOWEST_READ
     return dict(STALL_SECONDS, loading_weights=max(STALL_SECONDS["loading_weights"], silent))
+
+
+def told_status(line):
+    """Return how a process ended, as the engine says: exit status, 128 + n for signal n, or None."""
+    match = _TOLD.search(line)
+    if not match:
+        return None
+    code = int(match.group(1))
+    return 128 - code if code < 0 else code
 
 
 def split_record(text):

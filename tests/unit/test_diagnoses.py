@@ -5,7 +5,7 @@ import re
 
 import pytest
 import yaml
-from ansible.module_utils.sglang_kit.diagnoses import CONDITIONS, diagnose, telling_lines
+from ansible.module_utils.sglang_kit.diagnoses import CONDITIONS, CONSEQUENCE, diagnose, telling_lines
 from ansible.module_utils.sglang_kit.startup_log import PHASES
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -43,7 +43,8 @@ def causes(lines, **ended):
         ("0.5.17-gpu-memory-held.log", 137, "gpu_memory_held"),
         ("0.5.17-package-missing.log", 137, "deep_gemm_missing"),
         ("0.5.17-port-taken.log", 3, "port_taken"),
-        ("0.5.17-tp2-scheduler-killed.log", 137, "child_killed"),
+        ("0.5.17-tp2-scheduler-killed.log", 137, "child_died"),
+        ("gpu-tp2-launcher-scheduler-killed.log", 137, "child_killed"),
     ],
 )
 def test_the_cause_of_a_real_death(name, status, expected):
@@ -92,7 +93,7 @@ def test_the_matched_line_is_handed_on():
 @pytest.mark.parametrize("entry", DIAGNOSES, ids=lambda entry: entry["id"])
 def test_each_entry_is_complete(entry):
     assert {"id", "cause", "remedy", "source"} <= set(entry)
-    assert set(entry) - {"id", "cause", "remedy", "source", "follows"} <= set(CONDITIONS)
+    assert set(entry) - {"id", "cause", "remedy", "source", "follows", "ends"} <= set(CONDITIONS)
     assert set(entry) & set(CONDITIONS)
     re.compile(entry.get("match", ""))
     re.compile(entry.get("kernel", ""))
@@ -151,13 +152,28 @@ def test_no_lines_tell_nothing():
 
 
 def test_the_first_process_that_fails_tells_and_not_the_one_that_it_took_along():
-    lines = [
-        "[2026-01-01 00:00:00 TP0] Load weight begin. avail mem=1.00 GB",
-        "launcher: the engine's process sglang::scheduler_TP3 (pid 17) was killed by signal 9",
+    before = "[2026-01-01 00:00:00 TP0] Load weight begin. avail mem=1.00 GB"
+    death = "launcher: the engine's process sglang::scheduler_TP3 (pid 17) was killed by signal 9"
+    survivor = [
         "[2026-01-01 00:00:01 TP1] Scheduler hit an exception: Traceback (most recent call last):",
         "  File x",
         "RuntimeError: Connection closed by peer",
     ]
-    assert telling_lines(lines) == lines[:2]
+    told = [before, death, CONSEQUENCE, *survivor]
+    assert telling_lines([before, death, *survivor]) == told
     # The launcher looks twice a second, so a survivor may be the first to say something.
-    assert telling_lines([lines[0], *lines[2:], lines[1]]) == lines[:2]
+    assert telling_lines([before, *survivor, death]) == told
+
+
+def test_a_process_killed_on_two_gpus_is_the_cause_and_the_survivors_error_a_consequence():
+    lines = lines_of("gpu-tp2-launcher-scheduler-killed.log")
+    death = "launcher: the engine's process sglang::scheduler_TP1 (pid 1064) was killed by signal 9"
+    survivor = next(i for i, line in enumerate(lines) if "Scheduler hit an exception" in line)
+    assert survivor < lines.index(death)
+    (found,) = diagnose(DIAGNOSES, unit(), lines)
+    assert (found["id"], found["line"]) == ("child_killed", death)
+    told = telling_lines(lines)
+    assert len(told) <= 10
+    assert not any("Decode batch" in line or "HTTP/1.1" in line for line in told)
+    assert told.index(death) < told.index(CONSEQUENCE) < told.index(lines[survivor])
+    assert "Connection reset by peer" in " ".join(told[told.index(lines[survivor]) :])

@@ -280,8 +280,10 @@ class Health:
 class Workers:
     """The processes that the engine starts by multiprocessing: its schedulers and the detokenizer.
 
-    A dead one stays a zombie until the engine asks for it: every five seconds (0.5.10 and later) or never.
-    Looking ourselves tells sooner, and tells which one died and how.
+    A dead one stays a zombie until the engine asks for it: once a second while it serves, every five seconds
+    while it starts (0.5.10 and later), or never. Looking ourselves tells sooner, and tells which one died and
+    how. Only of the one that the engine just waits for, mostly rank 0 while it starts, it learns by itself
+    within milliseconds, so that no zombie is ever seen; then its own words tell.
     """
 
     def __init__(self, pid, proc="/proc"):
@@ -289,10 +291,10 @@ class Workers:
         self._threads = self._proc / str(pid) / "task"
         self._names = {}
 
-    def first_death(self):
-        """Return (name, pid, status) of a worker that ended badly, or None. status: 128 + n for signal n.
+    def look(self):
+        """Return (dead, alive): [(name, pid, status)] of workers that ended badly, and how many live.
 
-        Where all of several are dead the engine itself has killed them, and none of them was the cause.
+        status: exit status, or 128 + n for signal n.
         """
         alive, dead = 0, []
         for children in self._threads.glob("*/children"):
@@ -303,7 +305,11 @@ class Workers:
                     if status:
                         dead.append((self._names[pid], int(pid), status))
                     alive += pid in self._names and status is None
-        return dead[0] if dead and (alive or len(self._names) == 1) else None
+        return dead, alive
+
+    def alone(self):
+        """Whether there was never more than one."""
+        return len(self._names) == 1
 
     def _bad_end(self, pid):
         """Return the status of a child that has ended (0 if it is no worker), or None if it lives."""
@@ -346,9 +352,10 @@ class Launcher:
         self.child = None
         self.workers = None
         self.workers_at = float("-inf")
+        self.suspect = None
         self.death = None
         self.lost_at = None
-        self.lost_status = 1
+        self.lost_status = None
         self.ready = False
         self.stop_asked = False
         self.stopping_at = None
@@ -524,11 +531,23 @@ class Launcher:
         return True
 
     def look_for_death(self, now):
-        """Look whether one of the engine's processes has died; say which and how."""
-        if self.death is not None or now - self.workers_at < WORKERS_INTERVAL_S:
+        """Look whether one of the engine's processes has died; say which and how.
+
+        Where none is left the engine itself may have killed them, and none of them was the cause. It takes
+        them one by one, so that one that is dead after somebody complained is looked at a second time.
+        """
+        interval = TICK_S if self.suspect else WORKERS_INTERVAL_S
+        if self.death or now - self.workers_at < interval:
             return
         self.workers_at = now
-        self.death = self.workers.first_death()
+        dead, alive = self.workers.look()
+        suspect, self.suspect = self.suspect, None
+        if suspect:
+            self.death = suspect if alive else None
+        elif dead and self.log.lost is None and (alive or self.workers.alone()):
+            self.death = dead[0]
+        elif dead and alive:
+            self.suspect = dead[0]
         if self.death:
             name, pid, self.lost_status = self.death
             status = self.lost_status
@@ -558,7 +577,10 @@ class Launcher:
         say(f"the engine ended with status {status} while {self.log.describe()}")
         if self.stopping_at is not None and status in (0, 128 + signal.SIGTERM, 128 + signal.SIGKILL):
             return 0
-        return self.lost_status if self.lost_at == float("inf") else status
+        if self.lost_at != float("inf"):
+            return status
+        told = self.lost_status or startup_log.told_status(self.log.lost or "")
+        return told or 1
 
 
 def main():

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """A stand-in for SGLang's server process: plays steps.json, which lies beside its --config file.
 
-Steps: ["write", text], ["sleep", seconds], ["health", status] (listen and answer /health so), ["env", name],
+Steps: ["write", text], ["file", name] (wait for a file of that name beside steps.json), ["health", status]
+(listen and answer /health so), ["asked", n] (wait until /health was asked n times more), ["env", name],
 ["exit", status], ["kill", signal], ["grandchild", seconds] (a process that keeps the output open),
 ["worker", program] (a process as multiprocessing starts one), ["kill_worker", signal] (the newest),
-["kill_workers", signal] (all).
+["kill_workers", signal] (all), ["sleep", seconds].
 On SIGTERM it drains for `drain` seconds, where a step ["drain", seconds] says so, and ends with 0.
 """
 
@@ -20,7 +21,7 @@ import time
 
 config = pathlib.Path(sys.argv[sys.argv.index("--config") + 1])
 port = next(int(line.split()[1]) for line in config.read_text().splitlines() if line.startswith("port:"))
-state = {"status": 503, "drain": 0.0}
+state = {"status": 503, "drain": 0.0, "asked": 0}
 workers = []
 
 
@@ -28,6 +29,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(state["status"] if self.path == "/health" else 404)
         self.end_headers()
+        state["asked"] += 1
 
     def log_message(self, *args):
         pass
@@ -44,6 +46,13 @@ for action, value in json.loads((config.parent / "steps.json").read_text()):
     if action == "write":
         sys.stderr.write(value)
         sys.stderr.flush()
+    elif action == "file":
+        while not (config.parent / value).exists():
+            time.sleep(0.01)
+    elif action == "asked":
+        wanted = state["asked"] + value
+        while state["asked"] < wanted:
+            time.sleep(0.01)
     elif action == "sleep":
         time.sleep(value)
     elif action == "health":
