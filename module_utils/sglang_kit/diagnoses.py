@@ -95,7 +95,7 @@ def telling_lines(lines, limit=10):
 
 
 def _exception(lines, begin, limit):
-    """Return the exception that begins there (list of str): its first line, the end of its stack, its words."""
+    """Return the exception that begins there (list of str): first line, end of its stack, words."""
     end = begin + 1
     while end < len(lines) and lines[end].startswith((" ", "\t")):
         end += 1

@@ -58,7 +58,9 @@ class ActionModule(ActionBase):
         watch = gate.Watch(self.args["budget"], self.args["patience"], self.args["previous"])
         began = time.monotonic()
         verdict = answer = None
+        polls = []
         while verdict is None:
+            polls = [*polls[-1:], time.time()]
             polled = time.monotonic()
             observation = self.probe()
             self.show(observation)
@@ -86,6 +88,8 @@ class ActionModule(ActionBase):
             "changed": False,
             "verdict": verdict.kind,
             "waited_s": waited,
+            # When the last two observations were begun: what the last one saw was not yet so in the other.
+            "polled_at": polls,
             "phases": gate.phase_times(observation["start"]["history"], time.time()),
         }
         if verdict.kind == "up":

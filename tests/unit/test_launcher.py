@@ -21,8 +21,8 @@ LAUNCHER = ROOT / "roles/sglang_server/files/launcher.py"
 STAND_IN = ROOT / "tests/unit/data/stand_in_engine.py"
 BAR = "\rMulti-thread loading shards: {0:3d}% Completed | {1}/{2} [00:0{1}<00:0{1},  1.00it/s]"
 FOREVER = ["sleep", 60]
-# What runs in the place of the launcher: itself, with shorter waits. It looks at the workers in each round, so that
-# one that lives while /health is asked twice has been seen.
+# The launcher with shorter waits. It looks at the workers in each round, so that one that lives while /health
+# is asked twice has been seen.
 QUICK = {
     "TICK_S": 0.02,
     "BAR_INTERVAL_S": 60.0,
