@@ -84,7 +84,10 @@ class Watch:
         return None
 
     def _find_run(self, unit, now):
-        """Find the run to watch: not the previous one, nor one that is just ending."""
+        """Find the run to watch: not the previous one, nor one that is just ending.
+
+        A run that is over is judged at once if it must be the new one, else when none begins for a moment.
+        """
         state, invocation = unit["active_state"], unit["invocation"]
         alive = state in ("activating", "active", "deactivating")
         if state == "deactivating" or (alive and self.previous and invocation == self.previous):
@@ -94,7 +97,7 @@ class Watch:
             return Verdict("dead", "it died (systemd starts it again)")
         if alive:
             self.invocation, self._restarts = invocation, unit["restarts"]
-        elif now - self._began >= GRACE_S:
+        elif now - self._began >= GRACE_S or (self.previous and invocation and invocation != self.previous):
             self.invocation = invocation
             if state == "failed":
                 return Verdict("dead", "it has failed")

@@ -109,6 +109,13 @@ def test_a_unit_that_does_not_run_gets_a_short_grace(state, kind, text):
     assert watch.judge(seen, gate.GRACE_S) == gate.Verdict(kind, text)
 
 
+@pytest.mark.parametrize("state, kind", [("inactive", "gone"), ("failed", "dead")])
+def test_a_start_that_was_over_before_the_first_look_is_judged_in_it(state, kind):
+    watch = gate.Watch(3600, previous="one")
+    assert watch.judge(observation(state, "dead", result="exit-code", invocation="two"), 0).kind == kind
+    assert watch.invocation == "two"
+
+
 def test_a_hang_ends_when_its_phase_has_no_patience_left():
     watch = watched(stall_s={"loading_weights": 90})
     assert watch.judge(observation(age=89.0), 100) is None

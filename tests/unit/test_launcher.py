@@ -328,14 +328,15 @@ KILLED = ("sglang::scheduler_TP1", 17, 137)
 @pytest.mark.parametrize(
     "complaint, looks, found",
     [
-        (None, [([KILLED], 2)], KILLED),
-        # The engine kills them one by one when it was told of an exception.
-        (True, [([KILLED], 2), ([KILLED] * 3, 0)], None),
+        (False, [([KILLED], 2), ([KILLED], 2)], KILLED),
         (True, [([KILLED], 2), ([KILLED], 2)], KILLED),
         # The engine may ask for the dead one in between.
-        (True, [([KILLED], 2), ([], 2)], KILLED),
-        (True, [([KILLED] * 3, 0)], None),
-        (None, [([], 3)], None),
+        (False, [([KILLED], 2), ([], 2)], KILLED),
+        # It kills them one by one when it gives up.
+        (True, [([KILLED], 2), ([KILLED] * 3, 0)], None),
+        (False, [([KILLED], 2), ([KILLED] * 3, 0)], None),
+        (False, [([KILLED] * 3, 0), ([KILLED] * 3, 0)], None),
+        (False, [([], 3), ([], 3)], None),
     ],
 )
 def test_whom_the_engine_killed_is_not_taken_for_a_cause(launcher, tmp_path, capfd, complaint, looks, found):

@@ -533,8 +533,8 @@ class Launcher:
     def look_for_death(self, now):
         """Look whether one of the engine's processes has died; say which and how.
 
-        Where none is left the engine itself may have killed them, and none of them was the cause. It takes
-        them one by one, so that one that is dead after somebody complained is looked at a second time.
+        An engine that gives up kills them itself, one by one, and none of them is the cause. So a death counts
+        if others live on at a second look.
         """
         interval = TICK_S if self.suspect else WORKERS_INTERVAL_S
         if self.death or now - self.workers_at < interval:
@@ -542,13 +542,10 @@ class Launcher:
         self.workers_at = now
         dead, alive = self.workers.look()
         suspect, self.suspect = self.suspect, None
-        if suspect:
-            self.death = suspect if alive else None
-        elif dead and self.log.lost is None and (alive or self.workers.alone()):
-            self.death = dead[0]
-        elif dead and alive:
+        if dead and not suspect:
             self.suspect = dead[0]
-        if self.death:
+        elif suspect and (alive or (self.log.lost is None and self.workers.alone())):
+            self.death = suspect
             name, pid, self.lost_status = self.death
             status = self.lost_status
             how = f"was killed by signal {status - 128}" if status > 128 else f"ended with {status}"
