@@ -25,10 +25,11 @@ class Run:
         self.seconds = seconds
         self.stdout = runner.stdout.read()
         stats = runner.stats or {}
+        self.events = list(runner.events)
         self.changed = stats.get("changed", {}).get(host, 0)
         self.failures = [
             event["event_data"]["res"]
-            for event in runner.events
+            for event in self.events
             if event["event"] == "runner_on_failed" and not event["event_data"].get("ignore_errors")
         ]
 
