@@ -18,6 +18,8 @@ _FIELDS = "srt/arg_groups/fields/*.py"
 _MERGERS = ("srt/utils/server_args_config_parser.py", "srt/server_args_config_parser.py")
 # What the YAML file of `--config` may always set.
 _PLAIN_ACTIONS = (None, "store", "store_true")
+# Those of options without a value, or how their names begin.
+_FLAG_ACTIONS = ("store_true", "BooleanOptional", "DeprecatedStoreTrue", "DeprecatedStoreConst")
 
 
 class FlagsError(Exception):
@@ -119,6 +121,9 @@ def _add(flags, names, options, lists):
     plain = action in _PLAIN_ACTIONS
     nargs = options.get("nargs")
     single = "AliasStore" in (action or "") if nargs is None else getattr(nargs, "value", "") is None
+    dest = _text(options.get("dest")) or names[0].replace("-", "_")
+    if action == "BooleanOptionalAction":
+        names += ["no-" + name for name in names]
     for name in names:
         flags[name] = {
             "canonical": names[0],
@@ -126,8 +131,10 @@ def _add(flags, names, options, lists):
             "deprecated": deprecated,
             "successor": successor if deprecated else None,
             "in_file": plain,
-            "dest": _text(options.get("dest")) or names[0].replace("-", "_"),
+            "dest": dest,
             "single": plain or single,
+            # The older readers hand "true" on with a flag, unless its own name is where it is stored.
+            "hands_on_true": name.replace("-", "_") != dest and (action or "").startswith(_FLAG_ACTIONS),
         }
 
 
@@ -147,13 +154,15 @@ def _note_files(flags, package):
             key for name, f in flags.items() if not f["single"] for key in (f["dest"], name.replace("-", "_"))
         }
         refused = bad - good
+        wrong = set()
     else:
         # Older readers know a flag by where it is stored: the old spelling of a renamed flag passes, the new
         # fails.
         refused = {f["dest"] for f in flags.values() if not f["in_file"]}
+        wrong = {name for name, f in flags.items() if f["hands_on_true"]}
     for name, flag in flags.items():
-        flag["in_file"] = name.replace("-", "_") not in refused
-        del flag["dest"], flag["single"]
+        flag["in_file"] = name.replace("-", "_") not in refused and name not in wrong
+        del flag["dest"], flag["single"], flag["hands_on_true"]
 
 
 def _read_field(flags, field, lists):

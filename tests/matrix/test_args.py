@@ -6,7 +6,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import pathlib
+import re
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -132,6 +136,36 @@ def test_the_loader_settings_suit_the_release(served, disk):
     assert default in loader and "DEFAULT_NUM_THREADS = 8" in loader
     turned_off = "oversubscription with the prefetch threads" in loader
     assert turned_off == (known >= version_key("0.5.16"))
+
+
+def test_which_flags_a_file_may_set_is_what_the_releases_own_parser_says(served):
+    program = pathlib.Path(__file__).parent / "real_parser.py"
+    command = [sys.executable, str(program), str(served.package.parent)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    flags = read_flags(str(served.package))
+    assert set(flags) - {"config"} == set(told)
+    wrong = {name: why for name, why in told.items() if flags[name]["in_file"] is not (why is None)}
+    assert not wrong
+
+
+# An option named in a remedy, with the releases that it is for: "up to 0.5.19 cuda-graph-bs".
+BOUND = re.compile(r"(?:(?P<edge>up to|from) (?P<release>[\d.]+\d) )?(?P<option>[a-z]+(?:-[a-z0-9]+)+)\b")
+DIAGNOSES = yaml.safe_load((ROOT / "roles/sglang_gate/vars/main/diagnoses.yml").read_text())
+
+
+def test_a_remedy_names_no_option_that_the_releases_file_refuses(served):
+    flags, known = read_flags(str(served.package)), version_key(served.version)
+    ever = set(flags) | set(read_flags(str(release_of("0.5.23").package))) | set(SUCCESSORS) | set(DROPPED)
+    wrong = []
+    for entry in DIAGNOSES["__sglang_gate_diagnoses"]:
+        for edge, number, option in BOUND.findall(entry["remedy"]):
+            bound = version_key(number) if number else None
+            meant = known <= bound if edge == "up to" else known >= bound if edge else True
+            if option in ever and meant and not (option in flags and flags[option]["in_file"]):
+                wrong.append((entry["id"], option))
+    assert not wrong
 
 
 class RenamedAction(argparse.Action):

@@ -41,6 +41,10 @@ class ServerArgs:
             "--off", action=DeprecatedStoreTrueAction, help="Deprecated. Use --on=never instead."
         )
         parser.add_argument("--paths", action=PathsAction, nargs="*")
+        parser.add_argument("--never", action=DeprecatedStoreConstAction, dest="on", const_value="never")
+        parser.add_argument("--quick", action=DeprecatedStoreTrueAction, dest="fast")
+        parser.add_argument("--choice", action=argparse.BooleanOptionalAction)
+        parser.add_argument("--plain", "--alias", action="store_true")
 """
 NEW_FORM = """
 from sglang.srt.arg_groups.choices import KV
@@ -135,6 +139,13 @@ def test_a_newer_reader_of_the_file_takes_both_names(tmp_path):
     flags = releases_flags.read_flags(write_package(tmp_path, OLD_FORM, **reader))
     assert flags["new-name"]["in_file"] and flags["old-name"]["in_file"]
     assert not flags["off"]["in_file"] and not flags["paths"]["in_file"]
+
+
+def test_an_older_reader_hands_true_on_with_a_flag_that_is_stored_under_another_name(old_flags):
+    # "off" and its like would get the argument "true", which the parser refuses.
+    for name in ("never", "quick", "no-choice", "alias"):
+        assert not old_flags[name]["in_file"], name
+    assert old_flags["plain"]["in_file"]
 
 
 def test_flags_of_an_unknown_form_are_refused(tmp_path):
