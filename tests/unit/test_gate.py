@@ -3,38 +3,7 @@
 import pytest
 from ansible.module_utils.sglang_kit import gate
 from ansible.module_utils.sglang_kit.startup_log import StartupLog
-
-
-def observation(state="activating", sub="start", phase="loading_weights", age=0.0, **unit):
-    fields = {
-        "exists": True,
-        "load_state": "loaded",
-        "active_state": state,
-        "sub_state": sub,
-        "result": "success",
-        "exit_code": 0,
-        "exit_status": 0,
-        "restarts": 0,
-        "main_pid": 100,
-        "invocation": "one",
-        "age_s": 60.0,
-    }
-    listening = unit.pop("listening", False)
-    fields.update(unit)
-    return {
-        "unit": fields,
-        "start": {
-            "phase": phase,
-            "part": "target",
-            "described": "loading weights",
-            "progress_age_s": age,
-            "phase_s": 100.0 + age,
-            "bar": None,
-        },
-        "http": {"listening": listening},
-        "weights": {part: {"files": 0, "bytes": 0, "largest_bytes": 0} for part in ("target", "drafter")},
-    }
-
+from observations import observation
 
 UP = observation("active", "running", "serving", listening=True)
 

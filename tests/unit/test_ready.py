@@ -6,6 +6,7 @@ from unittest import mock
 import pytest
 from ansible.errors import AnsibleConnectionFailure
 from ansible.plugins.action import sglang_ready
+from observations import observation
 
 PROVED = {
     "health_status": 200,
@@ -24,49 +25,15 @@ DIAGNOSES = [
 ]
 
 
-def seen(described, state="activating", sub="start", phase="loading_weights", progress=1, age=1.0, **unit):
-    log = unit.pop("log", [])
-    return {
-        "unit": {
-            "exists": True,
-            "load_state": "loaded",
-            "active_state": state,
-            "sub_state": sub,
-            "result": "success",
-            "exit_code": 0,
-            "exit_status": 0,
-            "restarts": 0,
-            "main_pid": 100,
-            "invocation": "one",
-            "age_s": 60.0,
-            **unit,
-        },
-        "start": {
-            "phase": phase,
-            "part": "target",
-            "described": described,
-            "progress": progress,
-            "progress_age_s": age,
-            "phase_s": 10.0,
-            "bar": None,
-            "history": [{"phase": phase, "part": "target", "at": 0.0}],
-        },
-        "http": {"listening": state == "active", "models": [], "models_status": None},
-        "weights": {part: {"files": 0, "bytes": 0, "largest_bytes": 0} for part in ("target", "drafter")},
-        "node": {"kernel": ["NVRM: Xid 79"], "kernel_readable": True, "gpus": None, "shm": None},
-        "log": log,
-    }
-
-
 def shards(done, **more):
-    return seen(f"loading weights {done}/119", progress=done, **more)
+    return observation(described=f"loading weights {done}/119", progress=done, **{"age": 1.0, **more})
 
 
-UP = seen("serving", "active", "running", "serving", progress=200)
-DEAD = seen(
-    "loading weights 57/119",
+UP = observation("active", "running", "serving", described="serving", progress=200, listening=True)
+DEAD = observation(
     "activating",
     "auto-restart",
+    described="loading weights 57/119",
     result="exit-code",
     exit_code=1,
     exit_status=137,
@@ -200,7 +167,7 @@ def test_the_budget(wait):
 
 
 def test_no_unit(wait):
-    result, _node = wait([seen("", "inactive", "dead", None, exists=False, load_state="not-found")])
+    result, _node = wait([observation("inactive", "dead", None, exists=False, load_state="not-found")])
     assert result["verdict"] == "absent"
     assert result["msg"].splitlines()[0] == "sglang.service on n1: the node has no such unit"
 
@@ -229,7 +196,7 @@ def test_a_connection_that_stays_lost_is_not(wait):
     [
         (UP, "check mode: the server is active (running); not waited for"),
         (
-            seen("", "inactive", "dead", None, exists=False, load_state="not-found"),
+            observation("inactive", "dead", None, exists=False, load_state="not-found"),
             "check mode: the node has no server yet",
         ),
     ],
