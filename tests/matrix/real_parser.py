@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a release's own reader of the YAML file and its own parser make of each of its flags.
 
-Usage: real_parser.py FOLDER, where FOLDER holds the package `sglang`. Prints JSON: flag without dashes -> null
-if a file may set it, else what is said against it. Only the modules that declare the flags are real. All else,
-torch first of all, is stood in for by names that do nothing; so types and choices are not looked at.
+Usage: real_parser.py FOLDER, where FOLDER holds the package `sglang`. Prints JSON: flag without dashes: null
+if a file may set it, else what is said against it. Only the modules that declare the flags are real. All else
+(torch first of all) is stood in for by names that do nothing; so types and choices are not looked at.
 """
 
 import argparse

@@ -166,11 +166,12 @@ def assert_soon(request, table, node):
         death = run.death
         deed = float(node.sh("cat /run/did-it").stdout) if did_it else None
         table.append((request.node.name.replace("test_", "", 1)[:25], deed, death))
-        grace = LAUNCHER["LOST_GRACE_S"] + POLL_S
         if did_it:
-            assert (death.told or death.ended) - deed <= LAUNCHER["WORKERS_INTERVAL_S"] + POLL_S
+            looks = LAUNCHER["WORKERS_INTERVAL_S"] + LAUNCHER["TICK_S"]
+            assert (death.told or death.ended) - deed <= looks + POLL_S
         if death.told:
-            assert death.ended - death.told <= grace
+            grace = LAUNCHER["LOST_GRACE_S"] + LAUNCHER["LAST_WORDS_S"]
+            assert death.ended - death.told <= grace + POLL_S
         # At its last look but one nobody could have known.
         assert len(death.polled) == 1 or death.polled[0] < death.known
 
@@ -271,8 +272,7 @@ def test_several_hosts_are_watched_at_once_over_a_connection_that_is_lost(node, 
     assert done.wait(60) == 0, text
     for name in hosts:
         assert f"[{name}] no connection, trying again: " in text
-        assert re.search(rf"^\[{name}\] (initialising distributed|loading weights).*, \d+s", text, re.M), text
-        assert f"[{name}] serving" in text
+        assert f"[{name}] serving" in text.partition(f"[{name}] no connection")[2], text
     # One start all the while.
     assert node.sh("systemctl show -P NRestarts sglang").stdout == "0\n"
 
@@ -310,7 +310,7 @@ def test_scheduler_killed_while_it_starts(node, spoil, assert_soon):
 def test_scheduler_killed_while_the_engine_does_not_look(spoil, assert_soon):
     hang = "pkill -STOP -f '[b]in/python -m sglang.launch_server'"
     run = spoil("true", after_restart=AT_SCHEDULER.format(deed=f"{hang}; {KILL}"))
-    said = r"launcher: the engine's process sglang::scheduler \(pid \d+\) was killed by signal 9"
+    said = r"launcher: the engine's process sglang::schedul(er)? \(pid \d+\) was killed by signal 9"
     assert_cause(run, "child_killed", "exit status 137")
     assert re.search(said, run.message), run.message
     assert_soon(run, did_it=True)

@@ -322,6 +322,19 @@ class Looks:
         return False
 
 
+def test_a_worker_that_died_as_soon_as_it_had_a_name_is_called_by_it(launcher, tmp_path):
+    (tmp_path / "9/task/9").mkdir(parents=True)
+    (tmp_path / "9/task/9/children").write_text("17 ")
+    (tmp_path / "17").mkdir()
+    (tmp_path / "17/cmdline").write_bytes(b"python\0-c\0spawn_main()\0--multiprocessing-fork\0")
+    (tmp_path / "17/stat").write_text("17 (python) S" + " 0" * 49)
+    workers = launcher.Workers(9, tmp_path)
+    assert workers.look() == ([], 1)
+    (tmp_path / "17/cmdline").write_bytes(b"")
+    (tmp_path / "17/stat").write_text("17 (sglang::schedul) Z" + " 0" * 48 + " 9")
+    assert workers.look() == ([("sglang::schedul", 17, 137)], 0)
+
+
 KILLED = ("sglang::scheduler_TP1", 17, 137)
 
 

@@ -313,7 +313,8 @@ class Workers:
 
     def _bad_end(self, pid):
         """Return the status of a child that has ended (0 if it is no worker), or None if it lives."""
-        fields = (self._proc / pid / "stat").read_text().rpartition(")")[2].split()
+        head, _, tail = (self._proc / pid / "stat").read_text().rpartition(")")
+        fields = tail.split()
         if fields[0] != "Z":
             words = (self._proc / pid / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
             if words[0].startswith("sglang::"):
@@ -322,6 +323,10 @@ class Workers:
                 self._names[pid] = "worker"
             return None
         if pid in self._names:
+            # It may have taken its name after the last look; of a zombie the kernel keeps the first 15 characters.
+            name = head.partition("(")[2]
+            if self._names[pid] == "worker" and name.startswith("sglang::"):
+                self._names[pid] = name
             ended = int(fields[49])
             return 128 + os.WTERMSIG(ended) if os.WIFSIGNALED(ended) else os.WEXITSTATUS(ended)
         return 0
