@@ -323,7 +323,7 @@ class Workers:
                 self._names[pid] = "worker"
             return None
         if pid in self._names:
-            # It may have taken its name after the last look; of a zombie the kernel keeps the first 15 characters.
+            # It may have taken its name after the last look; of a zombie's the kernel keeps 15 characters.
             name = head.partition("(")[2]
             if self._names[pid] == "worker" and name.startswith("sglang::"):
                 self._names[pid] = name
@@ -538,8 +538,8 @@ class Launcher:
     def look_for_death(self, now):
         """Look whether one of the engine's processes has died; say which and how.
 
-        An engine that gives up kills them itself, one by one, and none of them is the cause. So a death counts
-        if others live on at a second look.
+        An engine that gives up kills them itself, one by one, and none of them is the cause. So a death
+        counts if others live on at a second look.
         """
         interval = TICK_S if self.suspect else WORKERS_INTERVAL_S
         if self.death or now - self.workers_at < interval:
