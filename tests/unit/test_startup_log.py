@@ -11,7 +11,10 @@ from ansible.module_utils.sglang_kit.startup_log import (
     patience,
     split_prefix,
     split_record,
+    told_status,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 LOGS = pathlib.Path(__file__).parent / "data" / "logs"
 
@@ -76,6 +79,53 @@ def test_a_journal_made_of_single_frames_gives_the_same_road():
             log.feed(line)
     assert [step["phase"] for step in log.history] == [step["phase"] for step in whole.history]
     assert log.progress == whole.progress
+
+
+@pytest.mark.parametrize("name", sorted(ROADS))
+def test_colours_and_unknown_lines_change_nothing(name):
+    log = StartupLog(at=0)
+    with (LOGS / name).open(newline="", encoding="utf-8") as stream:
+        for line in stream.read().split("\n"):
+            log.feed("[2026-01-01 00:00:00 TP0] what no release has ever said: 7/9")
+            log.feed("\x1b[1;33m" + line.replace("\r", "\r\x1b[K") + "\x1b[0m")
+    assert [step["phase"] for step in log.history] == [step["phase"] for step in read(name).history]
+
+
+PIECES = [
+    "\r",
+    "\n",
+    "[2026-01-01 00:00:00",
+    " TP1]",
+    "Load weight begin",
+    "100%|",
+    "| 3/",
+    "0 [00:",
+    "<?",
+    "\x1b[",
+]
+
+
+@given(st.lists(st.one_of(st.text(), st.sampled_from(PIECES))))
+def test_no_text_breaks_the_reader(pieces):
+    log = StartupLog(at=0)
+    log.feed("".join(pieces), at=1)
+    assert log.phase in PHASES
+    assert log.describe()
+
+
+@pytest.mark.parametrize(
+    "line, status",
+    [
+        (
+            "RuntimeError: Rank 0 scheduler died during initialization (exit code: -9). If exit code is -9",
+            137,
+        ),
+        ("Subprocess scheduler_0 (pid=17) crashed with exit code 3. Triggering SIGQUIT", 3),
+        ("Rank 0 scheduler is dead. Please check if there are relevant logs.", None),
+    ],
+)
+def test_how_a_process_ended_in_the_engines_words(line, status):
+    assert told_status(line) == status
 
 
 def test_progress_through_the_shards():
