@@ -175,7 +175,7 @@ def gather(source, params):
         cpu=node_facts.read_cpu(source),
         pci=node_facts.read_pci(source),
         shm=node_facts.read_shm(source),
-        limits={"nr_open": source.number("proc/sys/fs/nr_open")},
+        limits=node_facts.read_limits(source),
         time=node_facts.read_time(source),
         disks=node_facts.read_disks(source, params["disks"]),
         ports=node_facts.read_ports(source, params["ports"]),

@@ -122,7 +122,12 @@ def _gpu(index, gpu):
             "failure": _flag(gpu, "remapped_rows/remapped_row_failure"),
             "uncorrectable": _number(gpu, "remapped_rows/remapped_row_unc"),
         },
-        "retired_pages_pending": _flag(gpu, "retired_pages/pending_retirement"),
+        # Boards that remap rows have none of these.
+        "retired_pages": {
+            "pending": _flag(gpu, "retired_pages/pending_retirement"),
+            "single_bit": _number(gpu, "retired_pages/multiple_single_bit_retirement/retired_count"),
+            "double_bit": _number(gpu, "retired_pages/double_bit_retirement/retired_count"),
+        },
         "pcie": {
             "generation": _number(gpu, "pci/pci_gpu_link_info/pcie_gen/current_link_gen"),
             "generation_max": _number(gpu, "pci/pci_gpu_link_info/pcie_gen/max_link_gen"),
@@ -184,3 +189,12 @@ def read_topology(text):
             kind = cell.strip()
             kinds[kind] = kinds.get(kind, 0) + 1
     return kinds
+
+
+def count_nvlinks(kinds):
+    """Return the NVLinks between those two GPUs that have the fewest: 18 for ``{"NV18": 28}``.
+
+    kinds: as read_topology returns them. 0 if two GPUs have none between them; None for fewer than two GPUs.
+    """
+    found = [re.fullmatch(r"NV(\d+)", kind) for kind in kinds]
+    return min((int(link.group(1)) if link else 0 for link in found), default=None)

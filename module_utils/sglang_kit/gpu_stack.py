@@ -10,6 +10,7 @@ from ansible.module_utils.sglang_kit.gpu_smi import (
     QUERY,
     STATUSES,
     SmiError,
+    count_nvlinks,
     read_query,
     read_topology,
     read_xml,
@@ -116,6 +117,7 @@ def read_stack(source, packages, own_unit):
         "fabric": {
             "manager_version": fabric_manager_version(packages),
             "subnet_manager": upstream_version(packages["nvlsm"]["version"]) if "nvlsm" in packages else None,
+            "nvlinks": count_nvlinks(pairs),
         },
         "topology": pairs,
     }

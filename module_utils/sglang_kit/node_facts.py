@@ -157,6 +157,16 @@ def read_memory(source):
     }
 
 
+def read_limits(source):
+    """Return what the kernel allows at most: open files of a process and of all, processes, threads."""
+    return {
+        "nr_open": source.number("proc/sys/fs/nr_open"),
+        "file_max": source.number("proc/sys/fs/file-max"),
+        "pid_max": source.number("proc/sys/kernel/pid_max"),
+        "threads_max": source.number("proc/sys/kernel/threads-max"),
+    }
+
+
 def read_cpu(source):
     """Return the number of CPUs, NUMA nodes and the frequency governors in use."""
     pattern = "/sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor"

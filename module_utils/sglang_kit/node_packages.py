@@ -30,7 +30,8 @@ def upstream_version(version):
 def driver_packages(packages):
     """Return the names of the installed packages that make up the NVIDIA driver stack."""
     pattern = re.compile(
-        r"(cuda-drivers|nvidia-(open|driver|dkms|kernel|utils|compute|fabricmanager|persistenced|smi|firmware|imex)"
-        r"|libnvidia-(ml|compute|cfg|nscq|common|extra|gpucomp|ptxjit)|libcuda1|libnvsdm|nvlsm)"
+        r"(cuda-drivers|nvlink5|nvlsm|libcuda1|libcudadebugger1|libnvcuvid|libnvoptix|libnvsdm|firmware-nvidia"
+        r"|nvidia-(open|driver|dkms|kernel|utils|compute|fabricmanager|persistenced|smi|firmware|imex|modprobe)"
+        r"|libnvidia-(?!container)|xserver-xorg-video-nvidia)"
     )
     return sorted(name for name in packages if pattern.match(name))

@@ -63,11 +63,14 @@ def derive_xml(node):
 
 def derive_topology(node):
     count = node["gpus"] - len(node.get("without", []))
+    other = node.get("links", {})
+
+    def link(row, column):
+        return " X " if row == column else other.get(row) or other.get(column) or node["link"]
+
     head = "\t" + "\t".join(f"GPU{number}" for number in range(count)) + "\tCPU Affinity"
     rows = [
-        "\t".join(
-            [f"GPU{row}", *(" X " if row == column else node["link"] for column in range(count)), "0-31"]
-        )
+        "\t".join([f"GPU{row}", *(link(row, column) for column in range(count)), "0-31"])
         for row in range(count)
     ]
     return "\n".join([head, *rows, "", "Legend:", ""])
@@ -132,6 +135,8 @@ def build_node(root, name):
         stand_in_smi(root, *derive_xml(node), derive_topology(node), node.get("smi", 0))
     if node["module"]:
         write(root, "sys/module/nvidia/version", node["module"] + "\n")
+    if node.get("ib_umad", True) and node["module"]:
+        (root / "sys/module/ib_umad").mkdir(parents=True)
     packages = package("unattended-upgrades", "2.9.1")
     wanted = "hold" if node.get("held", True) else "install"
     if node["library"]:

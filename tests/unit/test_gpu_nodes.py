@@ -20,6 +20,7 @@ def values(profile):
         "gpu_count": 8,
         "compute_capability": CAPABILITY.get(profile),
         "gpu_memory_gib": 640,
+        "nvlinks": 18 if profile in ("sm100", "sm103") else None,
     }
 
 
@@ -62,7 +63,7 @@ def test_facts_of_a_whole_node(tmp_path):
     gpu_nodes.build_node(tmp_path, "b200x8")
     facts = judge(tmp_path, "sm100")["facts"]
     assert (facts["readable_gpus"], facts["gpu_kinds"], facts["gpu_memory_gib"]) == (8, 1, 1432)
-    assert facts["topology"] == {"NV18": 28}
+    assert facts["topology"] == {"NV18": 28} and facts["fabric"]["nvlinks"] == 18
     assert facts["fabric"]["manager_version"] == facts["driver"]["module_version"] == "580.159.04"
     assert facts["driver"]["unheld"] == []
     assert facts["memory"]["transparent_huge_pages"] == "madvise"

@@ -1,8 +1,16 @@
 """What nvidia-smi wrote on real boards, read back."""
 
+import re
+
 import gpu_nodes
 import pytest
-from ansible.module_utils.sglang_kit.gpu_smi import SmiError, read_query, read_topology, read_xml
+from ansible.module_utils.sglang_kit.gpu_smi import (
+    SmiError,
+    count_nvlinks,
+    read_query,
+    read_topology,
+    read_xml,
+)
 from ansible.module_utils.sglang_kit.gpu_stack import module_version
 from ansible.module_utils.sglang_kit.node_facts import Source
 
@@ -38,7 +46,7 @@ def test_two_h200():
     }
     assert first["rows"] == {"pending": False, "failure": False, "uncorrectable": 0}
     # These boards remap rows: they have no pages to retire.
-    assert first["retired_pages_pending"] is None
+    assert first["retired_pages"] == {"pending": None, "single_bit": None, "double_bit": None}
     assert first["pcie"] == {"generation": 5, "generation_max": 5, "width": 16, "width_max": 16}
     assert first["processes"] == []
 
@@ -67,6 +75,22 @@ def test_csv_values_that_a_board_lacks_are_none():
 def test_topology_counts_the_pairs():
     assert read_topology(captured("h200x2/topo.txt")) == {"NV18": 1}
     assert read_topology("") == {}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "links"),
+    [({"NV18": 28}, 18), ({"NV18": 21, "NV16": 7}, 16), ({"NV18": 21, "NODE": 7}, 0), ({}, None)],
+)
+def test_nvlinks_are_those_of_the_worst_pair(kinds, links):
+    assert count_nvlinks(kinds) == links
+
+
+def test_pages_that_an_older_board_retired(tmp_path):
+    xml = captured("h200x1-busy/nvidia-smi-q.xml")
+    for tag, value in (("retired_count", "3"), ("pending_retirement", "Yes")):
+        xml = re.sub(f"<{tag}>N/A</{tag}>", f"<{tag}>{value}</{tag}>", xml)
+    (gpu,) = read_xml(xml)["gpus"]
+    assert gpu["retired_pages"] == {"pending": True, "single_bit": 3, "double_bit": 3}
 
 
 def test_version_of_the_loaded_module_without_sysfs(tmp_path):

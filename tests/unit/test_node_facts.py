@@ -27,6 +27,21 @@ def test_installed_packages_and_those_on_hold():
     assert driver_packages(packages) == ["nvidia-open"]
 
 
+def test_packages_of_the_driver_under_the_names_of_each_system():
+    # Of the index of ubuntu2204 (580.65.06), and of Debian's own packages.
+    ours = [
+        "libcuda1",
+        "libnvidia-cfg1-580",
+        "libnvidia-ml1",
+        "nvidia-dkms-580",
+        "nvidia-fabricmanager-570",
+        "nvlsm",
+    ]
+    ours += ["nvidia-modprobe", "nvidia-persistenced", "xserver-xorg-video-nvidia-580"]
+    others = ["libnvidia-container1", "nvidia-container-toolkit", "cuda-toolkit-13-0", "linux-image-amd64"]
+    assert driver_packages(dict.fromkeys(ours + others)) == sorted(ours)
+
+
 @pytest.mark.parametrize(
     ("version", "upstream"),
     [("580.159.04-1", "580.159.04"), ("1:580.95.05-0ubuntu1", "580.95.05"), ("2025.06.11", "2025.06.11")],

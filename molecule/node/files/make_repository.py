@@ -47,13 +47,15 @@ WantedBy=multi-user.target
 """
 
 
-def make(name, version, depends="", files=None, postinst=""):
+def make(name, version, depends="", files=None, postinst="", source=""):
     with tempfile.TemporaryDirectory() as work:
         root = pathlib.Path(work)
         root.chmod(0o755)
         control = (
             f"Package: {name}\nVersion: {version}\nArchitecture: all\nMaintainer: tests\nDescription: empty\n"
         )
+        if source:
+            control += f"Source: {source}\n"
         if depends:
             control += f"Depends: {depends}\n"
         (root / "DEBIAN").mkdir()
@@ -77,14 +79,15 @@ def make(name, version, depends="", files=None, postinst=""):
 index = []
 for version in versions:
     full = f"{version}-1"
-    depends = f"libnvidia-compute (= {full})"
+    # As with NVIDIA's packages: of exactly this version, though a newer one is there, and by other names too.
+    depends = f"libnvidia-compute (= {full}), libnvcuvid1 (= {full})"
     if version == versions[-1] and len(versions) > 1:
         depends += ", linux-image-9.9.9-amd64"
-    load = SERVICE.format(command=f"/bin/sh -c 'echo {version} >{facts_root}/sys/module/nvidia/version'")
+    load = f"mkdir -p {facts_root}/sys/module/ib_umad; echo {version} >{facts_root}/sys/module/nvidia/version"
+    load = SERVICE.format(command=f"/bin/sh -c '{load}'")
     files = {
         "usr/bin/nvidia-smi": SMI.format(root=facts_root, version=version),
         "lib/systemd/system/stand-in-module.service": load,
-        "lib/systemd/system/nvidia-persistenced.service": SERVICE.format(command="/bin/true"),
         **{f"usr/share/nvidia-stand-in/{name}": text for name, text in replay.items()},
     }
     # At the next boot, like the module of a new driver.
@@ -92,10 +95,13 @@ for version in versions:
         "ln -sf /lib/systemd/system/stand-in-module.service /etc/systemd/system/multi-user.target.wants/\n"
     )
     library = {f"usr/lib/x86_64-linux-gnu/libnvidia-ml.so.{version}": ""}
+    daemon = {"lib/systemd/system/nvidia-persistenced.service": SERVICE.format(command="/bin/true")}
     manager = {"lib/systemd/system/nvidia-fabricmanager.service": SERVICE.format(command="/bin/true")}
     index.append(make("nvidia-open", full, depends, files, enable))
     index.append(make("libnvidia-compute", full, files=library))
     index.append(make("nvidia-fabricmanager", full, files=manager))
+    index.append(make("nvidia-persistenced", full, files=daemon))
+    index.append(make("libnvcuvid1", full, source="nvidia-graphics-drivers"))
     index.append(make("libnvsdm", full))
 for name, version in (
     ("nvlsm", "2025.06.11-1"),
