@@ -3,7 +3,9 @@
 import gpu_facts
 import gpu_nodes
 import pytest
+import yaml
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.sglang_kit import node_facts, node_rules
 from ansible.module_utils.testing import patch_module_args
 
 CAPABILITY = {"sm100": "10.0", "sm103": "10.3", "sm120": "12.0"}
@@ -143,6 +145,50 @@ def test_a_system_that_cannot_serve(tmp_path, path, text, rule, message):
     result = judge(tmp_path, "sm100")
     assert [check["id"] for check in result["checks"] if check["status"] == "failed"] == [rule]
     assert message in result["failures"][0]
+
+
+# What the systems themselves say and bring: VERSION_ID, C library, Python.
+SYSTEMS = {
+    "debian 12": ("12", "2.36", "3.11.2"),
+    "debian 13": ("13", "2.41", "3.13.5"),
+    "ubuntu 22": ("22.04", "2.35", "3.10.12"),
+    "ubuntu 24": ("24.04", "2.39", "3.12.3"),
+}
+ROLE = yaml.safe_load((gpu_nodes.ROOT / "roles/gpu_node/vars/main/main.yml").read_text(encoding="utf-8"))
+NEEDS = yaml.safe_load((gpu_nodes.ROOT / "roles/sglang_engine/vars/main.yml").read_text(encoding="utf-8"))[
+    "__sglang_engine_needs"
+]
+
+
+@pytest.mark.parametrize(
+    ("system", "need", "failed"),
+    [
+        *[(system, NEEDS[0], set()) for system in SYSTEMS],
+        *[(system, NEEDS[-1], set()) for system in SYSTEMS if system != "ubuntu 22"],
+        # Ubuntu 22.04 needs another Python for 0.5.22 and later.
+        ("ubuntu 22", NEEDS[-1], {"node.python"}),
+    ],
+)
+def test_supported_systems_against_what_the_releases_need(tmp_path, system, need, failed):
+    version, libc, python = SYSTEMS[system]
+    name = system.split()[0]
+    gpu_nodes.write(
+        tmp_path, "etc/os-release", f'PRETTY_NAME="X"\nVERSION_ID="{version}"\nID={name}\nID_LIKE=debian\n'
+    )
+    facts = {"os": node_facts.read_os(node_facts.Source(str(tmp_path), gpu_nodes.run_command))}
+    facts["os"].update(glibc=libc)
+    facts["interpreters"] = {"/usr/bin/python3": python}
+    rules = [
+        rule
+        for rule in gpu_nodes.RULES
+        if rule["id"] in ("node.system", "node.glibc", "node.python", "node.python_too_new")
+    ]
+    wanted = {"systems": ROLE["__gpu_node_values"]["systems"], **need}
+    checks = node_rules.judge(rules, facts, wanted, "sm100")
+    assert len(checks) == 4 and "unknown" not in {check["status"] for check in checks}
+    assert {check["id"] for check in checks if check["status"] == "failed"} == failed
+    for check in checks:
+        assert check["status"] == "ok" or "Set sglang_engine_base_python" in check["message"]
 
 
 def test_too_little_space_names_the_folder(tmp_path):

@@ -49,7 +49,8 @@ def nodes(tmp_path_factory):
 
 def preflight(inventory, limit, **extra):
     command = [pathlib.Path(sys.executable).parent / "ansible-playbook", "playbooks/preflight.yml"]
-    variables = {"preflight_parts": PARTS, "__gpu_node_facts_root": "{{ laid_out_below | default('/') }}", **extra}
+    root = "{{ laid_out_below | default('/') }}"
+    variables = {"preflight_parts": PARTS, "__gpu_node_facts_root": root, **extra}
     command += ["-i", inventory, "--limit", limit, "-e", json.dumps(variables)]
     environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
     return subprocess.run(
