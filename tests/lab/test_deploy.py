@@ -34,8 +34,9 @@ def test_check_mode_on_an_empty_host_ends_well_and_changes_nothing(node, play):
 
 
 def test_deploy_ends_with_a_served_answer(node, play):
-    run = play("deploy.yml")
+    run = play("deploy.yml", extra={"gpu_node_collective": True})
     assert run.rc == 0, run.message
+    assert "2 processes sum with a bus bandwidth of" in run.stdout
     assert node.ask("/v1/chat/completions", CHAT)["choices"][0]["message"]["content"] == CYCLE
     evidence = gate(node)
     assert evidence["passed"] is True
