@@ -43,7 +43,8 @@ def test_deploy_ends_with_a_served_answer(node, play):
     assert evidence["acceptance"]["length"] == 2.0
     assert "Acceptance length 2.0" in run.stdout
     assert node.ask("/server_info")["version"] == "0.5.21"
-    assert node.sh("systemctl show -P RequiresMountsFor sglang").stdout.split() == ["/opt/sglang", "/srv/models"]
+    mounts = node.sh("systemctl show -P RequiresMountsFor sglang").stdout.split()
+    assert {"/opt/sglang", "/srv/models"} <= set(mounts)
 
 
 def test_second_run_changes_nothing(node, play):
