@@ -129,6 +129,10 @@ class ActionModule(ActionBase):
         seen = gate.seen_on_node(node, dead=verdict.kind == "dead")
         if seen:
             text += ["Seen on the node:"] + ["  " + line for line in seen]
+        # What the kernel said stands among what was seen on the node.
+        speaks = {entry["line"] for entry in causes} - {None, *telling, *node["kernel"]}
+        if speaks:
+            text += ["What speaks for the cause:"] + ["  " + line for line in sorted(speaks)]
         if telling:
             text += ["The engine's last telling lines:"] + ["  " + line for line in telling]
         return {"msg": "\n".join(text), "causes": causes, "log": telling, "observation": observation}

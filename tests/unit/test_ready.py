@@ -138,6 +138,14 @@ def test_a_death_ends_the_wait_in_the_poll_that_sees_it(wait):
     assert "  kernel: NVRM: Xid 79" in result["msg"].splitlines()
 
 
+def test_the_line_that_speaks_for_the_cause_is_shown_wherever_it_stands(wait):
+    lines = ["E: incomplete metadata", *(f"something else, number {n}" for n in range(30))]
+    result, _node = wait([shards(57), dict(DEAD, log=lines)])
+    said = result["msg"].splitlines()
+    assert said[said.index("What speaks for the cause:") + 1] == "  E: incomplete metadata"
+    assert said.count("  E: incomplete metadata") == 1
+
+
 def test_a_death_without_a_known_cause_says_so(wait):
     dead = dict(DEAD, log=["what nobody has seen"])
     result, _node = wait([shards(57), dead])
