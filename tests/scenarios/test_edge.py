@@ -457,6 +457,8 @@ def test_another_key_of_the_engine(node, edge, publish):
 
 def test_an_engine_that_is_down_is_said_in_the_api_s_own_words(node, edge):
     node.sh("systemctl stop sglang")
+    assert error_of(edge("POST", "/v1/chat/completions", KEYS["alice"], chat(1))[2]) == "closed"
+    node.sh("rm /run/sglang-edge/closed")
     status, headers, text = edge("POST", "/v1/chat/completions", KEYS["alice"], chat(1))
     assert (status, error_of(text), headers["Retry-After"]) == (503, "unavailable", "30")
     assert edge("GET", "/health")[0] == 503

@@ -44,9 +44,10 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))  # python -I leaves the script's own folder out
 
 import attestation
+import redaction
 import startup_log
 
-PROGRAM = (attestation.__file__, __file__, startup_log.__file__)
+PROGRAM = (attestation.__file__, __file__, redaction.__file__, startup_log.__file__)
 UNIT = Path("/etc/systemd/system/sglang.service")
 # Where the engine's own key lies; it comes from there as a credential of the same name.
 KEY_SOURCE = Path("/etc/sglang/credentials/engine-key")
@@ -72,23 +73,6 @@ LOST_GRACE_S = 1.5
 LOST_SERVING_GRACE_S = 15.0
 # EX_CONFIG of sysexits.h; the unit does not restart on it, since another start would find the same.
 CHANGED_ENGINE = 78
-
-SECRET_KEY = r"(?:admin[_-])?api[_-]key|ssl[_-]keyfile[_-]password|hf[_-]token"
-SECRETS = [
-    # 'api_key': 'x' and api_key='x' in the line of server arguments
-    re.compile(r"(['\"]?\b(?:" + SECRET_KEY + r")['\"]?\s*[:=]\s*['\"])[^'\"]*"),
-    # --api-key x, and '--api-key', 'x' in a printed argument list
-    re.compile(r"(--(?:" + SECRET_KEY + r")(?:['\"]\s*,\s*['\"]|[= ]+['\"]?))[^\s'\",\]]+"),
-]
-
-
-def redact(text, secrets=()):
-    """Return the text with the values of keys, and every literal of `secrets`, replaced by ***."""
-    for secret in secrets:
-        text = text.replace(secret, "***")
-    for pattern in SECRETS:
-        text = pattern.sub(r"\1***", text)
-    return text
 
 
 def sha256(path):
@@ -390,7 +374,7 @@ class Launcher:
 
     def emit(self, line, now):
         """Pass one line of the engine on to the journal, and read the phase from it."""
-        write_line(redact(line, self.secrets))
+        write_line(redaction.redact(line, self.secrets))
         self.log.feed(line, now)
 
     def record_start(self):
