@@ -168,6 +168,14 @@ def test_a_remedy_names_no_option_that_the_releases_file_refuses(served):
     assert not wrong
 
 
+def test_fetching_of_media_is_restricted_where_the_release_can(served):
+    (flag,) = ROLE["__sglang_server_media"]["arguments"]
+    can = version_key(served.version) >= version_key(ROLE["__sglang_server_media"]["since"])
+    flags = read_flags(str(served.package))
+    assert (flag in flags) == can
+    assert not can or flags[flag]["in_file"]
+
+
 class RenamedAction(argparse.Action):
     """As the releases' DeprecatedAliasStoreAction."""
 

@@ -296,6 +296,14 @@ def test_images_of_some_size_go_through(edge):
     assert status == 200, text[:300]
 
 
+def test_the_engine_fetches_no_image_from_anywhere(edge):
+    image = {"type": "image_url", "image_url": {"url": "http://10.99.7.2:8470/image.png"}}
+    body = {**chat(1), "messages": [{"role": "user", "content": [image]}]}
+    status, _headers, text = edge("POST", "/v1/chat/completions", KEYS["alice"], body)
+    assert status == 400, text
+    assert "Media URL domain is not allowed" in text
+
+
 def test_streams_come_as_they_are_made(trust):
     stream = Stream(trust, KEYS["alice"], 300)
     stream.join()
