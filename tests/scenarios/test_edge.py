@@ -486,12 +486,53 @@ def test_a_report_of_a_fault_holds_no_secret(node, play, tmp_path):
     assert node.sh("ls /root").stdout == ""
 
 
-def test_another_key_of_the_engine(node, edge, publish):
+READ_ONLY, DENIED, NOT_PERMITTED = "Read-only file system", "Permission denied", "Operation not permitted"
+FOUND_INSIDE = {
+    **dict.fromkeys(("etc", "engine", "models"), READ_ONLY),
+    **dict.fromkeys(("devices", "others"), "nothing"),
+    **dict.fromkeys(("home", "engine_key", "client_keys"), DENIED),
+    "packets": "Address family not supported by protocol",
+    **dict.fromkeys(("outside", "namespace", "mount", "trace"), NOT_PERMITTED),
+    # What compilers and kernels need.
+    **dict.fromkeys(("machine_code", "compiled_kernel", "threads"), "works"),
+}
+
+
+def test_another_key_of_the_engine_and_the_unit_seen_from_inside(node, edge, publish):
     before = node.sh(f"cat {ENGINE_KEY}; rm {ENGINE_KEY}").stdout
+    program, drop_in = "/usr/local/lib/inside.py", "/run/systemd/system/sglang.service.d"
+    text = (ROOT / "tests/scenarios/inside_service.py").read_text()
+    node.sh(
+        f"cat >{program} <<'PROGRAM'\n{text}\nPROGRAM\nchmod 644 {program}; mkdir -p {drop_in}\n"
+        f"printf '[Service]\\nExecStartPre=/usr/bin/python3 -I {program}\\n' >{drop_in}/inside.conf\n"
+        "systemctl daemon-reload"
+    )
     run = publish("deploy.yml")
+    node.sh(f"rm -r {drop_in} {program}; systemctl daemon-reload")
     assert run.rc == 0, run.message
     assert node.sh(f"cat {ENGINE_KEY}").stdout != before
     assert edge("POST", "/v1/chat/completions", KEYS["alice"], chat(4))[0] == 200
+    said = node.sh("journalctl -u sglang -o cat | grep ^inside").stdout.splitlines()
+    assert dict(line.split(" ", 2)[1:] for line in said) == FOUND_INSIDE
+    assert (
+        node.sh("systemd-analyze security sglang --no-pager --threshold=15 >/dev/null; echo $?").stdout
+        == "0\n"
+    )
+
+
+def test_a_drain_beyond_its_bound_says_what_it_cut(node, trust, publish):
+    assert publish("deploy.yml", extra={"sglang_server_drain_seconds": 12}).rc == 0
+    streams = [Stream(trust, KEYS["alice"], 1800) for _stream in range(2)]
+    wait_until(lambda: all(stream.times for stream in streams), 60, "two streams")
+    node.sh("systemctl stop sglang")
+    for stream in streams:
+        stream.join()
+        assert not stream.whole
+    said = node.sh("journalctl -u sglang -o cat -n 200").stdout
+    assert "launcher: still draining after 12 s, 2 requests in flight are lost" in said
+    assert node.sh("systemctl show -P Result sglang; ls /dev/shm").stdout == "success\n"
+    node.sh("systemctl start sglang")
+    assert publish("deploy.yml", extra={"sglang_server_drain_seconds": 12}).changed == 0
 
 
 def test_an_engine_that_is_down_is_said_in_the_api_s_own_words(node, edge):

@@ -1,5 +1,6 @@
 """The launcher against a stand-in engine and a stand-in for systemd's notify socket."""
 
+import fcntl
 import hashlib
 import importlib.util
 import json
@@ -11,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 
 import pytest
@@ -85,7 +87,7 @@ class Run:
         self.drain = drain
         self.notified = []
 
-    def start(self):
+    def start(self, pipe=False):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind(str(self.runtime / "notify"))
         self.socket.settimeout(0.05)
@@ -95,7 +97,7 @@ class Run:
                 *(sys.executable, "-I", str(self.home / "quick.py")),
                 *("--release", str(self.current), "--drain-seconds", str(self.drain)),
             ],
-            stdout=self.journal,
+            stdout=subprocess.PIPE if pipe else self.journal,
             stderr=subprocess.STDOUT,
             env={
                 "PATH": os.environ["PATH"],
@@ -463,6 +465,62 @@ def test_a_drain_without_end_is_cut_and_says_so(run):
     it.process.send_signal(signal.SIGTERM)
     assert it.finish() == 0
     assert "launcher: still draining after 0 s, requests in flight are lost\n" in it.text()
+
+
+def drains(requests):
+    line = f"Gracefully exiting... Remaining number of requests {requests}. Remaining requests x."
+    return ["write", f"[2026-01-01 00:00:00] {line}\n"]
+
+
+def test_the_requests_that_a_drain_cuts_are_counted(run):
+    it = run([["drain", 60.0], ["health", 200], ["sleep", 2.5], drains(7), drains(3), FOREVER], drain=1.0)
+    it.until(lambda: "READY=1" in it.notified and "requests 3" in it.text())
+    it.process.send_signal(signal.SIGTERM)
+    assert it.finish() == 0
+    assert "launcher: still draining after 1 s, 3 requests in flight are lost\n" in it.text()
+
+
+def test_an_engine_that_others_stop_before_it_is_ready_is_watched_on(run):
+    it = run([drains(1), ["sleep", 1], ["write", "last words\n"], ["exit", 4]])
+    assert it.finish() == 4
+    assert "last words\n" in it.text()
+
+
+def test_an_output_that_nobody_reads_for_a_while_loses_no_line_and_no_engine(tmp_path):
+    lines = [f"line {number} {'x' * 90}" for number in range(4000)]
+    it = Run(tmp_path, [["write", "\n".join(lines) + "\n"], ["exit", 3]])
+    it.start(pipe=True)
+
+    def unread():
+        return int.from_bytes(fcntl.ioctl(it.process.stdout, termios.FIONREAD, b"\0" * 4), sys.byteorder)
+
+    # The launcher is stuck in its write, and the engine in its own.
+    it.until(lambda: unread() > 60000)
+    assert it.process.poll() is None
+    assert len(children_of(it.process.pid)) == 1
+    said = it.process.stdout.read().decode().splitlines()
+    assert [line for line in said if line.startswith("line ")] == lines
+    assert it.finish() == 3
+    it.close()
+
+
+def test_output_without_an_end_is_cut_and_passed_on(launcher, run):
+    size = launcher.BUFFER_LIMIT * 2 + 5
+    it = run([["write", "x" * size], ["exit", 3]])
+    assert it.finish() == 3
+    assert it.text().count("x") >= size
+
+
+def test_compiled_kernels_are_kept_by_engine(launcher, tmp_path, monkeypatch):
+    tree = tmp_path / "engines" / "0.5.9-abc"
+    tree.mkdir(parents=True)
+    (tmp_path / "engine").symlink_to(tree)
+    (tmp_path / "server.yaml").write_text("port: 1\n")
+    assert launcher.Launcher(tmp_path, 1.0).kernel_caches() == {}
+    monkeypatch.setenv("CACHE_DIRECTORY", "/var/cache/sglang")
+    caches = launcher.Launcher(tmp_path, 1.0).kernel_caches()
+    assert caches["TRITON_CACHE_DIR"] == "/var/cache/sglang/0.5.9-abc/triton"
+    assert len(set(caches.values())) == len(caches) >= 5
 
 
 def test_a_stop_while_loading_is_a_success(run):

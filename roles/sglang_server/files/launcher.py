@@ -67,6 +67,17 @@ VACANT_INTERVAL_S = 1.0
 SMI_TIMEOUT_S = 30.0
 # What a GPU without any program may have in use, as in the preflight's rule gpu.holders.
 IDLE_GPU_MIB = 1024
+# What the engine says every five seconds of a drain.
+IN_FLIGHT = re.compile(r"Remaining number of requests (\d+)")
+# Kernels that are compiled at run time are of one engine's code and CUDA.
+KERNEL_CACHES = {
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    "NUMBA_CACHE_DIR": "numba",
+    "SGLANG_CACHE_DIR": "sglang",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "XDG_CACHE_HOME": "xdg",
+}
 WORKERS_INTERVAL_S = 0.5
 # What a lost engine gets for its last words: while it starts, and while it serves, when it may write a dump.
 LOST_GRACE_S = 1.5
@@ -348,6 +359,7 @@ class Launcher:
         self.ready = False
         self.stop_asked = False
         self.stopping_at = None
+        self.in_flight = None
         self._status = None
         self._extended_at = float("-inf")
         self._stalled = False
@@ -376,6 +388,9 @@ class Launcher:
         """Pass one line of the engine on to the journal, and read the phase from it."""
         write_line(redaction.redact(line, self.secrets))
         self.log.feed(line, now)
+        left = IN_FLIGHT.search(line)
+        if left:
+            self.in_flight = int(left.group(1))
 
     def record_start(self):
         """Write started.json, by which a deploy can tell what really runs."""
@@ -409,6 +424,7 @@ class Launcher:
             return 1
         read_end, write_end = os.pipe()
         env = {key: value for key, value in os.environ.items() if key != "NOTIFY_SOCKET"}
+        env = {**self.kernel_caches(), **env}
         argv = [
             str(self.release / "engine" / "bin" / "python"),
             "-m",
@@ -444,6 +460,14 @@ class Launcher:
                 time.sleep(TICK_S)  # the engine closed its output but lives
         self.lines.close(time.monotonic())
         return self.exit_status(self.child.returncode)
+
+    def kernel_caches(self):
+        """Return the environment that keeps compiled kernels apart by engine; {} outside of systemd."""
+        caches = os.environ.get("CACHE_DIRECTORY")
+        if not caches:
+            return {}
+        folder = Path(caches, (self.release / "engine").resolve().name)
+        return {variable: str(folder / name) for variable, name in KERNEL_CACHES.items()}
 
     @staticmethod
     def wait_for_gpus():
@@ -484,7 +508,8 @@ class Launcher:
             if not self.ready and self.lost(now):
                 return  # there is nothing to drain
             if now - self.stopping_at >= self.drain_s:
-                say(f"still draining after {self.drain_s:.0f} s, requests in flight are lost")
+                lost = "requests" if self.in_flight is None else f"{self.in_flight} requests"
+                say(f"still draining after {self.drain_s:.0f} s, {lost} in flight are lost")
                 self.child.kill()
                 self.stopping_at = float("inf")
             return
@@ -542,7 +567,8 @@ class Launcher:
 
     def buy_time(self, now):
         """Extend systemd's start timeout as long as the engine gets on."""
-        limit = self.stall_s[self.log.phase]
+        # An engine that somebody else told to stop drains before it was ready.
+        limit = self.stall_s.get(self.log.phase, self.drain_s)
         stalled = now - self.log.last_progress_at > limit
         if stalled and not self._stalled:
             say(f"no progress for {limit:.0f} s while {self.log.describe()}")
