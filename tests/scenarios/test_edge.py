@@ -419,6 +419,23 @@ def test_a_deploy_opens_what_an_interrupted_one_left_closed(node, edge, publish)
     assert edge("GET", "/v1/models", KEYS["alice"])[0] == 200
 
 
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ({"key": "marked_short"}, "client 'alice': its key has 12 characters; expected 32 to 128"),
+        ({"name": "Alice"}, "client 'Alice': expected a name of small letters"),
+        ({"requests_per_hour": 1}, "sglang_edge_clients.requests_per_hour"),
+    ],
+)
+def test_clients_that_cannot_be_are_refused_without_their_keys(play, wrong, said):
+    clients = [{**CLIENTS[0], **wrong}, CLIENTS[1]]
+    extra = {"sglang_edge_enabled": True, "sglang_edge_self_signed": True, "sglang_edge_clients": clients}
+    run = play("playbooks/preflight.yml", "-vvv", extra=extra)
+    assert run.rc != 0
+    assert said in run.stdout
+    assert not any(key in run.stdout for key in [*KEYS.values(), "marked_short"])
+
+
 def test_what_nginx_refuses_is_put_back(node, edge, publish):
     files = "/etc/nginx/conf.d/sglang.conf /etc/nginx/sglang/clients.map"
     before = node.sh(f"sha256sum {files}").stdout
