@@ -181,15 +181,16 @@ def test_check_mode_on_an_empty_host_ends_well(node, publish):
 def test_a_deploy_publishes_and_says_no_secret(node, publish):
     # What any user of the node could see meanwhile: all arguments, and all environments.
     node.sh(
-        "systemd-run --quiet --unit=watch bash -c 'while sleep 0.1; do cat /proc/[0-9]*/cmdline "
-        '/proc/[0-9]*/environ 2>/dev/null | tr "\\0" "\\n" | sort -u; done >/root/watched\''
+        "touch /root/watched; systemd-run --quiet --unit=watch bash -c 'cd /root; while sleep 0.2; do "
+        'cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null | tr "\\0" "\\n" | '
+        "sort -u - watched >watched.new; mv watched.new watched; done'"
     )
     run = publish("deploy.yml", "--diff", "-vvv")
     assert run.rc == 0, run.message
     node.sh("systemctl stop watch")
     secret = marks(node)
     assert not any(mark in run.stdout for mark in secret)
-    watched = node.sh("sort -u /root/watched; rm /root/watched").stdout
+    watched = node.sh("cat /root/watched; rm /root/watched*").stdout
     assert "sglang.launch_server" in watched
     assert not any(mark in watched for mark in secret)
 
