@@ -553,6 +553,21 @@ def test_a_drain_beyond_its_bound_says_what_it_cut(node, trust, publish):
     assert publish("deploy.yml", extra={"sglang_server_drain_seconds": 12}).changed == 0
 
 
+def test_a_restart_loses_no_stream_and_opens_again(node, edge, trust):
+    stream = Stream(trust, KEYS["alice"], 400)
+    wait_until(lambda: stream.times, 60, "a stream")
+    node.sh("systemctl restart --no-block sglang")
+    wait_until(lambda: edge("GET", "/v1/models", KEYS["alice"])[0] == 503, 10, "a closed edge")
+    assert stream.is_alive(), "the stream must outlast the closing for this test to mean anything"
+    stream.join()
+    assert stream.whole, stream.error
+    wait_until(
+        lambda: node.sh("systemctl is-active sglang", check=False).stdout != "active\n", 60, "the stop"
+    )
+    wait_until(lambda: edge("GET", "/v1/models", KEYS["alice"])[0] == 200, 300, "an open edge")
+    assert node.sh("systemctl is-active sglang").stdout == "active\n", "it opens when the server answers"
+
+
 def test_an_engine_that_is_down_is_said_in_the_api_s_own_words(node, edge):
     node.sh("systemctl stop sglang")
     assert error_of(edge("POST", "/v1/chat/completions", KEYS["alice"], chat(1))[2]) == "closed"
