@@ -568,6 +568,28 @@ def test_a_restart_loses_no_stream_and_opens_again(node, edge, trust):
     assert node.sh("systemctl is-active sglang").stdout == "active\n", "it opens when the server answers"
 
 
+def test_an_upgrade_serves_or_turns_away_and_cuts_nothing(edge, publish):
+    answers, over = [], threading.Event()
+
+    def ask():
+        while not over.is_set():
+            status, _headers, text = edge("POST", "/v1/chat/completions", KEYS["alice"], chat(16))
+            answers.append(status if status == 200 else error_of(text))
+
+    askers = [threading.Thread(target=ask) for _number in range(3)]
+    for asker in askers:
+        asker.start()
+    try:
+        run = publish("deploy.yml", extra={"lab_checkpoint": "echo"})
+    finally:
+        over.set()
+        for asker in askers:
+            asker.join()
+    assert run.rc == 0, run.message
+    assert set(answers) == {200, "closed"}
+    assert answers[-1] == 200
+
+
 def test_an_engine_that_is_down_is_said_in_the_api_s_own_words(node, edge):
     node.sh("systemctl stop sglang")
     assert error_of(edge("POST", "/v1/chat/completions", KEYS["alice"], chat(1))[2]) == "closed"
