@@ -145,22 +145,22 @@ def host(inventory, name, octet):
 
 @pytest.fixture
 def play(node, tmp_path):
-    """Run a playbook of the project on the node: play("deploy.yml", "--check", extra={...})."""
+    """Run a playbook of the project on the node: play("deploy.yml", "--check", extra={...}, on="another")."""
 
-    def run(playbook, *options, extra=None):
+    def run(playbook, *options, extra=None, on=node.name):
         began = time.monotonic()
         runner = ansible_runner.run(
             private_data_dir=tempfile.mkdtemp(dir=tmp_path),
             project_dir=str(ROOT),
             playbook=str(ROOT / playbook),
             inventory=str(node.inventory),
-            limit=node.name,
+            limit=on,
             cmdline=" ".join(options) or None,
             extravars=extra or {},
             envvars={"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
             quiet=True,
         )
-        done = Run(runner, node.name, time.monotonic() - began)
+        done = Run(runner, on, time.monotonic() - began)
         print(done.stdout[-6000:])
         return done
 

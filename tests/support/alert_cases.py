@@ -8,7 +8,9 @@ MINUTES = 90
 def _series(values, instance):
     return [
         {
-            "series": f'{name[:-1]},instance="{instance}"}}' if name.endswith("}") else f'{name}{{instance="{instance}"}}',
+            "series": f'{name[:-1]},instance="{instance}"}}'
+            if name.endswith("}")
+            else f'{name}{{instance="{instance}"}}',
             "values": text,
         }
         for name, text in values.items()
@@ -24,9 +26,7 @@ def _judged(healthy, changed, at, alerts):
             {
                 "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
                 "eval_time": f"{at}m",
-                "exp_samples": [
-                    {"labels": f'{{alertname="{name}"}}', "value": 1} for name in sorted(alerts)
-                ],
+                "exp_samples": [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in sorted(alerts)],
             }
         ],
     }

@@ -162,7 +162,9 @@ def test_the_engine_s_metrics_are_those_of_the_table():
 
 def test_recorded_figures_are_used_and_known():
     recorded = {rule["record"] for rule in variables("recording")}
-    assert {name for expression in EXPRESSIONS for name in re.findall(r"\binstance:\w+:\w+", expression)} == recorded
+    assert {
+        name for expression in EXPRESSIONS for name in re.findall(r"\binstance:\w+:\w+", expression)
+    } == recorded
 
 
 def test_the_node_s_own_metrics_are_those_of_its_programs():
@@ -179,6 +181,10 @@ def test_panels_do_not_lie_on_each_other():
     taken = set()
     for panel in DASHBOARD["panels"]:
         grid = panel["gridPos"]
-        cells = {(x, y) for x in range(grid["x"], grid["x"] + grid["w"]) for y in range(grid["y"], grid["y"] + grid["h"])}
+        cells = {
+            (x, y)
+            for x in range(grid["x"], grid["x"] + grid["w"])
+            for y in range(grid["y"], grid["y"] + grid["h"])
+        }
         assert not cells & taken and grid["x"] + grid["w"] <= 24, panel["title"]
         taken |= cells

@@ -4,8 +4,8 @@
 """Tell Prometheus's textfile collector what only the node itself knows of its server.
 
 usage: node_state.py RELEASE OUTPUT.prom
-RELEASE is the link to the present release. Looks at the unit, the engine's attestation, the evidence of the gate,
-and the GPUs; changes nothing else. Standard library only, Python 3.8 and later.
+RELEASE is the link to the present release. Looks at the unit, the engine's attestation, the evidence of the
+gate, and the GPUs; changes nothing else. Standard library only, Python 3.8 and later.
 """
 
 import json
@@ -27,7 +27,7 @@ SMI_TIMEOUT_S = 60
 
 
 def read_unit(text, monotonic, now):
-    """Read `systemctl show` into rows; monotonic and now: the same moment on systemd's clock and on the wall's."""
+    """Read `systemctl show` into rows; monotonic and now: one moment on systemd's clock and on the wall's."""
     unit = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     # Between two starts of its own systemd calls the unit activating, too.
     starts = unit.get("ActiveState") == "activating" and unit.get("SubState") != "auto-restart"
@@ -84,7 +84,7 @@ def render(rows):
     for name in dict.fromkeys(name for name, _labels, _value in rows):
         lines.append(f"# TYPE sglang_node_{name} gauge")
         for labels, value in [(labels, value) for other, labels, value in rows if other == name]:
-            said = ",".join("{}={}".format(key, json.dumps(str(word))) for key, word in labels.items())
+            said = ",".join(f"{key}={json.dumps(str(word))}" for key, word in labels.items())
             lines.append(f"sglang_node_{name}" + (f"{{{said}}}" if said else "") + f" {value}")
     return "\n".join(lines) + "\n"
 
