@@ -42,7 +42,7 @@ def nice_steps(top, wanted=5):
 def said(number):
     """A number for people: no more digits than it deserves."""
     if number is None:
-        return "–"
+        return "-"
     return f"{number:.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 

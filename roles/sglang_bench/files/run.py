@@ -4,9 +4,9 @@
 """Run SGLang's own bench_serving once, with the engine of the release that serves.
 
 Settings as JSON on stdin: release (the link), url, metrics (the engine's own), key_file, ca_file,
-environment, user, group, concurrency, requests, output_tokens. Prints {"release", "speculation", "run"} as JSON.
-Exit status 1, with the benchmark's last lines, when no request was answered. Standard library only,
-Python 3.8 and later.
+environment, user, group, concurrency, requests, output_tokens.
+Prints {"release", "speculation", "run"} as JSON. Exit status 1, with the benchmark's last lines, when no
+request was answered. Standard library only, Python 3.8 and later.
 """
 
 import json
