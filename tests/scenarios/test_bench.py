@@ -15,18 +15,20 @@ EDGE = {
     "sglang_edge_self_signed": True,
     "sglang_edge_clients": [{"name": "bench", "key": KEY}],
 }
-BROWSER = """
-apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
-  apt-get install -qq -y --no-install-recommends chromium-headless-shell fonts-dejavu-core python3-pil >/dev/null
-cd /tmp && timeout 120 chromium-headless-shell --no-sandbox --disable-gpu --hide-scrollbars --window-size=1100,1600 \
-  --screenshot=/tmp/page.png file:///tmp/page.html
+PACKAGES = "chromium-headless-shell fonts-dejavu-core python3-pil"
+# Draws the page and tells how many pixels have the colours of the first two measurements.
+BROWSER = f"""
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq && apt-get install -qq -y --no-install-recommends {PACKAGES} >/dev/null
+cd /tmp && timeout 120 chromium-headless-shell --no-sandbox --disable-gpu --hide-scrollbars \
+  --window-size=1100,1600 --screenshot=/tmp/page.png file:///tmp/page.html
 python3 - <<'PY'
 import json
 from PIL import Image
 page = Image.open("/tmp/page.png").convert("RGB")
-colours = {count[1]: count[0] for count in page.getcolors(1 << 24)}
-print(json.dumps({"size": page.size, "first": colours.get((0, 114, 178), 0), "second": colours.get((213, 94, 0), 0),
-                  "white": colours.get((255, 255, 255), 0)}))
+counts = {{colour: count for count, colour in page.getcolors(1 << 24)}}
+wanted = {{"first": (0, 114, 178), "second": (213, 94, 0), "white": (255, 255, 255)}}
+print(json.dumps({{"size": page.size, **{{name: counts.get(rgb, 0) for name, rgb in wanted.items()}}}}))
 PY
 """
 
