@@ -204,6 +204,8 @@ def test_a_changed_engine_and_a_dead_one_are_told(node):
     node.sh(f"cp -a {patched} /run/kept; echo '# changed' >>{patched}; systemctl start sglang-node.service")
     try:
         wait_until(lambda: "SGLangAttestationBroken" in firing(node), 60, "the alert on a changed engine")
+        (said,) = [alert["annotations"]["summary"] for alert in api(node, "alerts")["alerts"]]
+        assert said.startswith("The engine tree on eyes1 is not what was staged")
         assert "kimi_k25.py has sha256" in node.sh("journalctl -u sglang-node --no-pager -n 20").stdout
     finally:
         node.sh(f"cp -a /run/kept {patched}; systemctl start sglang-node.service")

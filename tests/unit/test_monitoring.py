@@ -21,16 +21,9 @@ PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]]
 
 
-class Loader(yaml.SafeLoader):
-    """YAML as Ansible reads it."""
-
-
-Loader.add_constructor("!unsafe", lambda loader, node: loader.construct_scalar(node))
-
-
 def variables(name):
     text = (ROLE / "vars/main" / f"{name}.yml").read_text(encoding="utf-8")
-    return yaml.load(text, Loader=Loader)[f"__sglang_monitoring_{name}"]
+    return yaml.safe_load(text)[f"__sglang_monitoring_{name}"]
 
 
 RULES = [*variables("recording"), *variables("alerts")]

@@ -1,4 +1,4 @@
-# stand-in: sglang.bench_serving imports it for data sets that are downloaded; on PYTHONPATH of the benchmark alone
+# stand-in: bench_serving imports it for data sets that it would download; on the benchmark's PYTHONPATH alone
 
 
 def load_dataset(*a, **k):
