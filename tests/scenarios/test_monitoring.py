@@ -31,15 +31,6 @@ EXTRA = {
     "sglang_edge_self_signed": True,
     "sglang_edge_clients": [{"name": "eyes", "key": "a-key-of-the-lab-that-is-not-secret"}],
 }
-SENDS = {
-    "sglang_monitoring_remote_write": [
-        {
-            "url": "https://eyes2:9090/api/v1/write",
-            "basic_auth": {"username": "node", "password": PASSWORD},
-            "tls_config": {"insecure_skip_verify": True},
-        }
-    ]
-}
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +224,14 @@ def test_a_collector_is_sent_what_its_nodes_see(node, collector, play):
     assert run.rc == 0, run.message
     run = play("playbooks/monitoring.yml", extra=collects, on="eyes2")
     assert (run.rc, run.changed) == (0, 0), run.stdout
-    run = play("playbooks/monitoring.yml", "--diff", extra={**EXTRA, **SENDS})
+    entry = {
+        "url": f"https://{collector.sh('hostname -I').stdout.split()[0]}:9090/api/v1/write",
+        "basic_auth": {"username": "node", "password": PASSWORD},
+        "tls_config": {"insecure_skip_verify": True},
+    }
+    run = play(
+        "playbooks/monitoring.yml", "--diff", extra={**EXTRA, "sglang_monitoring_remote_write": [entry]}
+    )
     assert run.rc == 0, run.message
     assert PASSWORD not in run.stdout
 
