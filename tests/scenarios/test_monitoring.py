@@ -244,7 +244,7 @@ def test_a_collector_is_sent_what_its_nodes_see(node, collector, play):
 
     assert ask("node:wrong", "up").startswith("401")
     mine = 'up{instance="eyes1",job="sglang-node"}'
-    wait_until(lambda: '"1"]' in ask(f"node:{PASSWORD}", mine), 60, "what the node saw, on the collector")
+    wait_until(lambda: '"1"]' in ask(f"node:{PASSWORD}", mine), 120, "what the node saw, on the collector")
     # The node judges its own alerts, and the collector judges them again.
     down = 'ALERTS{alertname="SGLangServerDown",alertstate="firing"}'
     wait_until(lambda: '"1"]' in ask(f"node:{PASSWORD}", down), 120, "the node's alert on the collector")
