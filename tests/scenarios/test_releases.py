@@ -71,6 +71,7 @@ def test_deploy_after_a_killed_one_converges(node, play, tmp_path, number):
 
 
 def test_current_that_points_nowhere_is_repaired(node, play):
+    assert play("deploy.yml").rc == 0
     node.sh("ln -sfn /opt/sglang/releases/gone /opt/sglang/current")
     run = play("deploy.yml")
     assert run.rc == 0, run.message
