@@ -32,3 +32,18 @@ def pytest_generate_tests(metafunc):
         chosen = [version for version in versions() if expected(version).outcome not in refused]
         # By module: the tests of one release run together, and its syntax trees can go when they are done.
         metafunc.parametrize("version", chosen, scope="module")
+
+
+@pytest.fixture(scope="module")
+def sources():
+    """A function that returns all sources of a release as one text; that of one release is kept."""
+    kept = {}
+
+    def read(release):
+        if release.version not in kept:
+            kept.clear()
+            files = sorted(release.package.glob("srt/**/*.py"))
+            kept[release.version] = "\n".join(path.read_text(encoding="utf-8") for path in files)
+        return kept[release.version]
+
+    return read

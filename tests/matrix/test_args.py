@@ -50,21 +50,6 @@ EVIDENCE = {
 BOUNDED = ("tokenspeed-dtype", "tokenspeed-renamed", "grpc")
 
 
-@pytest.fixture(scope="module")
-def sources():
-    """A function that returns all sources of a release as one text; that of one release is kept."""
-    kept = {}
-
-    def read(release):
-        if release.version not in kept:
-            kept.clear()
-            files = sorted(release.package.glob("srt/**/*.py"))
-            kept[release.version] = "\n".join(path.read_text(encoding="utf-8") for path in files)
-        return kept[release.version]
-
-    return read
-
-
 def rules_of(version):
     return {rule["id"]: rule for rule in known_for(RULES, version)}
 

@@ -57,21 +57,6 @@ LOST = {
 }
 
 
-@pytest.fixture(scope="module")
-def sources():
-    """A function that returns all sources of a release as one text; that of one release is kept."""
-    kept = {}
-
-    def read(release):
-        if release.version not in kept:
-            kept.clear()
-            files = sorted(release.package.glob("srt/**/*.py"))
-            kept[release.version] = "\n".join(path.read_text(encoding="utf-8") for path in files)
-        return kept[release.version]
-
-    return read
-
-
 def test_each_phase_is_told_in_words_that_are_known(served, sources):
     text = sources(served)
     assert not [
