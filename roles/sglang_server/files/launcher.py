@@ -170,12 +170,17 @@ def smi_rows(*query):
 
 def held_gpus():
     """Return what is held of the GPUs' memory (list of str); [] if nothing is, or nobody can tell."""
+    held = [
+        (index, uuid, used)
+        for index, uuid, used in smi_rows("--query-gpu=index,uuid,memory.used")
+        if used.isdigit() and int(used) > IDLE_GPU_MIB
+    ]
+    # Asking takes seconds with many GPUs, while nobody is served.
+    holders = smi_rows("--query-compute-apps=gpu_uuid,pid,used_memory") if held else []
     said = []
-    holders = smi_rows("--query-compute-apps=gpu_uuid,pid,used_memory")
-    for index, uuid, used in smi_rows("--query-gpu=index,uuid,memory.used"):
-        if used.isdigit() and int(used) > IDLE_GPU_MIB:
-            by = [f"pid {pid} {mib} MiB" for holder, pid, mib in holders if holder == uuid]
-            said.append(f"GPU {index} {used} MiB ({', '.join(by) or 'by no process that can be seen'})")
+    for index, uuid, used in held:
+        by = [f"pid {pid} {mib} MiB" for holder, pid, mib in holders if holder == uuid]
+        said.append(f"GPU {index} {used} MiB ({', '.join(by) or 'by no process that can be seen'})")
     return said
 
 
