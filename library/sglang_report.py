@@ -52,7 +52,7 @@ attributes:
 EXAMPLES = r"""
 - name: Gather a report
   sglang_report:
-    dest: /root/report.tar.gz
+    dest: /run/report.tar.gz
 """
 
 RETURN = r"""

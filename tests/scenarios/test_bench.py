@@ -85,12 +85,12 @@ def test_with_and_without_speculation(node, play, report):
 
 
 def test_through_the_edge(node, play, report):
-    put = f"umask 077; printf %s {KEY} >/root/bench-key; cp /etc/nginx/sglang/certificate.pem /tmp/edge.pem"
+    put = f"umask 077; printf %s {KEY} >/run/bench-key; cp /etc/nginx/sglang/certificate.pem /tmp/edge.pem"
     node.sh(f"{put}; chmod 644 /tmp/edge.pem")
     extra = {
         **EDGE,
         "sglang_bench_url": "https://eyes1",
-        "sglang_bench_key_file": "/root/bench-key",
+        "sglang_bench_key_file": "/run/bench-key",
         "sglang_bench_ca_file": "/tmp/edge.pem",
         "sglang_bench_concurrency": [2],
         "sglang_bench_report": str(report),
@@ -105,11 +105,11 @@ def test_through_the_edge(node, play, report):
 
 
 def test_a_wrong_key_is_told(node, play, report):
-    node.sh("umask 077; echo wrong >/root/bench-key")
+    node.sh("umask 077; echo wrong >/run/bench-key")
     extra = {
         **EDGE,
         "sglang_bench_url": "https://eyes1",
-        "sglang_bench_key_file": "/root/bench-key",
+        "sglang_bench_key_file": "/run/bench-key",
         "sglang_bench_ca_file": "/tmp/edge.pem",
         "sglang_bench_concurrency": [1],
         "sglang_bench_report": str(report),
