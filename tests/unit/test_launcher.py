@@ -131,6 +131,10 @@ class Run:
         """Let the engine go on that waits for this file."""
         (self.release / name).touch()
 
+    def connect(self):
+        """Connect as a client does that waits for an answer."""
+        return socket.create_connection(("127.0.0.1", self.port))
+
     def text(self):
         return (self.runtime / "journal").read_text()
 
@@ -445,26 +449,82 @@ def test_no_line_brings_a_server_down(run):
 def test_a_stop_lets_the_engine_drain_and_is_a_success(run):
     it = run([["drain", 0.2], ["health", 200], FOREVER])
     it.until(lambda: "READY=1" in it.notified)
-    it.process.send_signal(signal.SIGTERM)
-    assert it.finish() == 0
+    with it.connect():
+        it.process.send_signal(signal.SIGTERM)
+        assert it.finish() == 0
     assert "STOPPING=1" in it.notified
     assert "Gracefully exiting\n" in it.text()
 
 
 def test_an_orderly_stop_that_ends_in_137_is_a_success(run):
     # Releases up to 0.5.19 kill themselves with SIGKILL at the end of a drain.
-    it = run([["health", 200], FOREVER])
+    it = run([["drain", 0.0], ["health", 200], FOREVER])
     it.until(lambda: "READY=1" in it.notified)
-    it.process.send_signal(signal.SIGTERM)
-    assert it.finish() == 0
+    with it.connect():
+        os.kill(int(children_of(it.process.pid)[0]), signal.SIGSTOP)
+        it.process.send_signal(signal.SIGTERM)
+        it.until(lambda: "STOPPING=1" in it.notified)
+        os.kill(int(children_of(it.process.pid)[0]), signal.SIGKILL)
+        assert it.finish() == 0
 
 
 def test_a_drain_without_end_is_cut_and_says_so(run):
     it = run([["drain", 60.0], ["health", 200], FOREVER], drain=0.2)
     it.until(lambda: "READY=1" in it.notified)
+    with it.connect():
+        it.process.send_signal(signal.SIGTERM)
+        assert it.finish() == 0
+    assert "launcher: still draining after 0 s, requests in flight are lost\n" in it.text()
+
+
+def test_an_engine_that_serves_nobody_is_not_asked_to_drain(run):
+    it = run([["drain", 60.0], ["health", 200], FOREVER], drain=60.0)
+    it.until(lambda: "READY=1" in it.notified)
     it.process.send_signal(signal.SIGTERM)
     assert it.finish() == 0
-    assert "launcher: still draining after 0 s, requests in flight are lost\n" in it.text()
+    assert it.text().count("launcher: no client is connected; not waiting for the engine to drain\n") == 1
+
+
+def test_a_drain_ends_with_the_last_client(run):
+    it = run([["drain", 60.0], ["health", 200], FOREVER], drain=60.0)
+    it.until(lambda: "READY=1" in it.notified)
+    with it.connect() as first, it.connect():
+        it.process.send_signal(signal.SIGTERM)
+        it.until(lambda: "STOPPING=1" in it.notified)
+        first.shutdown(socket.SHUT_WR)
+        first.close()
+        assert it.process.poll() is None
+    assert it.finish() == 0
+    assert "not waiting for the engine to drain\n" in it.text()
+
+
+def test_an_engine_that_has_seen_itself_that_no_request_is_left_ends_by_itself(run):
+    it = run([["drain", 0.5], ["health", 200], drains(0), FOREVER])
+    it.until(lambda: "READY=1" in it.notified and "requests 0" in it.text())
+    it.process.send_signal(signal.SIGTERM)
+    assert it.finish() == 0
+    assert "Gracefully exiting\n" in it.text()
+    assert "not waiting for the engine to drain" not in it.text()
+
+
+@pytest.mark.parametrize(
+    "tcp, tcp6, count",
+    [
+        (None, None, None),
+        ([], None, 0),
+        (["0100007F:7530 0100007F:C001 01"], [], 1),
+        (["0100007F:7530 0100007F:C001 08"], ["0" * 32 + ":7530 " + "0" * 32 + ":C002 01"], 2),
+        # It listens, a connection has ended, and a client's own end on the same host.
+        (["0100007F:7530 00000000:0000 0A", "0100007F:7530 0100007F:C001 06"], [], 0),
+        (["0100007F:C001 0100007F:7530 01"], [], 0),
+    ],
+)
+def test_the_clients_of_a_port(launcher, tmp_path, tcp, tcp6, count):
+    for name, rows in (("tcp", tcp), ("tcp6", tcp6)):
+        if rows is not None:
+            numbered = [f"{number:4d}: {row} 00000000:00000000" for number, row in enumerate(rows)]
+            (tmp_path / name).write_text("\n".join(["  sl  local_address rem_address   st", *numbered, ""]))
+    assert launcher.clients(30000, tmp_path) == count
 
 
 def drains(requests):
@@ -475,8 +535,9 @@ def drains(requests):
 def test_the_requests_that_a_drain_cuts_are_counted(run):
     it = run([["drain", 60.0], ["health", 200], ["sleep", 2.5], drains(7), drains(3), FOREVER], drain=1.0)
     it.until(lambda: "READY=1" in it.notified and "requests 3" in it.text())
-    it.process.send_signal(signal.SIGTERM)
-    assert it.finish() == 0
+    with it.connect():
+        it.process.send_signal(signal.SIGTERM)
+        assert it.finish() == 0
     assert "launcher: still draining after 1 s, 3 requests in flight are lost\n" in it.text()
 
 

@@ -12,7 +12,8 @@ is of one release from end to end. It starts the engine as its child and
 - does not start an engine that is not what was attested when it was staged, nor one whose port or GPUs
   another process holds;
 - says READY when the server's health endpoint answers 200, not before;
-- passes SIGTERM to the engine's main process alone and bounds the drain;
+- passes SIGTERM to the engine's main process alone, bounds the drain, and ends the engine when no client is
+  connected any more: by itself it looks for running requests every five seconds, and loses what comes after;
 - ends at once when the engine ends, with the engine's status (128 + n for signal n), and when one of the
   engine's own processes died or it says that the start is lost: its teardown would take half a minute more.
 
@@ -67,6 +68,8 @@ VACANT_INTERVAL_S = 1.0
 SMI_TIMEOUT_S = 30.0
 # What a GPU without any program may have in use, as in the preflight's rule gpu.holders.
 IDLE_GPU_MIB = 1024
+# TCP states in /proc/net: established; closing from the client's side, who may still wait for an answer; new.
+CONNECTED = ("01", "08", "03")
 # What the engine says every five seconds of a drain.
 IN_FLIGHT = re.compile(r"Remaining number of requests (\d+)")
 # Kernels that are compiled at run time are of one engine's code and CUDA.
@@ -156,6 +159,17 @@ def taken(host, port):
             if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
                 return os.strerror(error.errno)
     return None
+
+
+def clients(port, folder="/proc/net"):
+    """Return how many connections to a local TCP port there are (int); None if nobody can tell."""
+    count = None
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            rows = [line.split() for line in Path(folder, table).read_text(encoding="ascii").splitlines()[1:]]
+            here = [row for row in rows if int(row[1].rpartition(":")[2], 16) == port]
+            count = (count or 0) + sum(row[3] in CONNECTED for row in here)
+    return count
 
 
 def smi_rows(*query):
@@ -508,10 +522,14 @@ class Launcher:
             # To the main process alone: SGLang takes a signal to its children for a crash.
             self.stopping_at = now
             notify("STOPPING=1", "STATUS=draining")
+            if self.drained():
+                return
             self.child.send_signal(signal.SIGTERM)
         if self.stopping_at is not None:
-            if not self.ready and self.lost(now):
+            if self.stopping_at == float("inf") or (not self.ready and self.lost(now)):
                 return  # there is nothing to drain
+            if self.drained():
+                return
             if now - self.stopping_at >= self.drain_s:
                 lost = "requests" if self.in_flight is None else f"{self.in_flight} requests"
                 say(f"still draining after {self.drain_s:.0f} s, {lost} in flight are lost")
@@ -533,6 +551,18 @@ class Launcher:
         if status != self._status:
             self._status = status
             notify("STATUS=" + status)
+
+    def drained(self):
+        """End an engine that serves nobody any more; True if so.
+
+        One that has itself seen that no request is left gives its memory back: it is not killed in the midst.
+        """
+        if not self.ready or self.in_flight == 0 or clients(self.port) != 0:
+            return False
+        say("no client is connected; not waiting for the engine to drain")
+        self.child.kill()
+        self.stopping_at = float("inf")
+        return True
 
     def lost(self, now):
         """Return True if the engine cannot go on; end it when it has had time for its last words."""
