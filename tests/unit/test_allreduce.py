@@ -54,6 +54,23 @@ def test_among_failures_the_first_one_explains_the_others():
     assert allreduce.blame_death(ranks)["gpu"] == 1
 
 
+def test_the_cause_is_the_exception_and_not_the_advice_after_it():
+    said = [
+        'File "allreduce.py", line 1, in run',
+        "torch.AcceleratorError: CUDA error: invalid device ordinal",
+        "GPU device may be out of range, do you have enough GPUs?",
+        "For debugging consider passing CUDA_LAUNCH_BLOCKING=1",
+        "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
+    ]
+    cause = allreduce.cause_of_death(rank(2, "started", died="ended with status 1", errors=said))
+    assert cause == (
+        "the process of GPU 2 ended with status 1 while it tried to load PyTorch and to compute alone: "
+        "torch.AcceleratorError: CUDA error: invalid device ordinal"
+    )
+    cause = allreduce.cause_of_death(rank(2, "started", died="ended with status 1", errors=said[:1]))
+    assert cause.endswith(said[0])
+
+
 def test_a_rank_behind_the_others_explains_a_hang():
     ranks = [rank(0, "joined"), rank(1, "device", name="NVIDIA B200"), rank(2, "joined")]
     guilty = allreduce.blame_hang(ranks)

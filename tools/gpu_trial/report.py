@@ -27,6 +27,8 @@ def outcome(case):
         seconds = case.get("end_took_s")
         after = f"{seconds} s later" if seconds is not None else "after {ended_s} s".format(**case)
         words.append("status {status} {}".format(after, **case))
+    if case.get("freed_s"):
+        words.append("the GPUs' memory free {freed_s} s later".format(**case))
     if case.get("hung_in"):
         words.append("neither up nor dead, " + case["hung_in"])
     return ", ".join(words)

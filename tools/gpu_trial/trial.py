@@ -251,6 +251,11 @@ class Trial:
             start.stop()
         if start.wait(start.ended, LONGEST_END_S):
             result["end_took_s"] = round(start.ended_at - begun, 1)
+            # As systemd does with what is left in the unit's control group.
+            start.clean_up()
+            if all(event.is_set() for name, event in self.at_rest.items() if name != case.name):
+                held = self.launcher_module.Launcher.wait_for_gpus()
+                result["freed_s"] = None if held else round(start.clock() - begun, 1)
 
     def diagnose(self, start):
         """Return what the diagnoses say of a start that has ended (list of dict)."""

@@ -25,6 +25,7 @@ import json
 import os
 import pathlib
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -42,6 +43,9 @@ MEANINGS = {
     "done": "to leave the group",
 }
 WARM_UP = 5
+LAST_LINES = 8
+# The last line of a traceback: the exception and what it says.
+RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception): .")
 
 
 def bus_gbps(size, seconds, gpus):
@@ -86,7 +90,9 @@ def named(rank):
 
 
 def cause_of_death(rank):
-    last = rank["errors"][-1] if rank["errors"] else "it said nothing"
+    # CUDA's errors go on for lines of general advice.
+    raised = [line for line in rank["errors"] if RAISED.match(line)]
+    last = (raised or rank["errors"] or ["it said nothing"])[-1]
     after = STAGES.index(rank["stage"]) + 1
     trying = MEANINGS[STAGES[min(after, len(STAGES) - 1)]]
     return f"the process of {named(rank)} was {rank['died']} while it tried {trying}: {last}".replace(
@@ -169,7 +175,7 @@ class Parent:
         rank = self.ranks[number]
         if stream == "stderr":
             if line.strip():
-                rank["errors"] = [*rank["errors"], line.strip()][-5:]
+                rank["errors"] = [*rank["errors"], line.strip()][-LAST_LINES:]
             return
         try:
             news = json.loads(line)
