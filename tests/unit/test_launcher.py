@@ -508,6 +508,23 @@ def test_an_engine_that_has_seen_itself_that_no_request_is_left_ends_by_itself(r
 
 
 @pytest.mark.parametrize(
+    "option",
+    [
+        "enable-hierarchical-cache: true",
+        "hicache-ratio: 2",
+        "cpu-offload-gb: 8",
+        "disaggregation-mode: decode",
+    ],
+)
+def test_an_engine_with_memory_outside_of_its_own_gives_it_back(run, option):
+    it = run([["drain", 0.2], ["health", 200], FOREVER], config=option + "\n")
+    it.until(lambda: "READY=1" in it.notified)
+    it.process.send_signal(signal.SIGTERM)
+    assert it.finish() == 0
+    assert "Gracefully exiting\n" in it.text()
+
+
+@pytest.mark.parametrize(
     "tcp, tcp6, count",
     [
         (None, None, None),

@@ -70,6 +70,11 @@ SMI_TIMEOUT_S = 30.0
 IDLE_GPU_MIB = 1024
 # TCP states in /proc/net: established; closing from the client's side, who may still wait for an answer; new.
 CONNECTED = ("01", "08", "03")
+# Options for pools of pinned host memory or for peers elsewhere. The engine gives both back in an orderly end; after
+# a SIGKILL the kernel unpins for tens of seconds, and holds the GPUs' memory meanwhile (sglang#31746, sglang#28779).
+HELD_OUTSIDE = re.compile(
+    r"^[a-z0-9-]*(?:hicache|hierarchical-cache|hisparse|lmcache|flexkv|offload|disaggregation)", re.MULTILINE
+)
 # What the engine says every five seconds of a drain.
 IN_FLIGHT = re.compile(r"Remaining number of requests (\d+)")
 # Kernels that are compiled at run time are of one engine's code and CUDA.
@@ -361,6 +366,7 @@ class Launcher:
         text = self.config.read_text(encoding="utf-8")
         self.host = config_scalar(text, "host") or "127.0.0.1"
         self.port = int(config_scalar(text, "port") or 30000)
+        self.ends_orderly = bool(HELD_OUTSIDE.search(text))
         self.secrets = [
             value for value in (config_scalar(text, key) for key in ("api-key", "admin-api-key")) if value
         ]
@@ -555,9 +561,10 @@ class Launcher:
     def drained(self):
         """End an engine that serves nobody any more; True if so.
 
-        One that has itself seen that no request is left gives its memory back: it is not killed in the midst.
+        Not one that has more than its own memory to give back, nor one that has itself seen that no request is
+        left, and is giving it back.
         """
-        if not self.ready or self.in_flight == 0 or clients(self.port) != 0:
+        if self.ends_orderly or not self.ready or self.in_flight == 0 or clients(self.port) != 0:
             return False
         say("no client is connected; not waiting for the engine to drain")
         self.child.kill()
