@@ -70,8 +70,8 @@ SMI_TIMEOUT_S = 30.0
 IDLE_GPU_MIB = 1024
 # TCP states in /proc/net: established; closing from the client's side, who may still wait for an answer; new.
 CONNECTED = ("01", "08", "03")
-# Options for pools of pinned host memory or for peers elsewhere. The engine gives both back in an orderly end; after
-# a SIGKILL the kernel unpins for tens of seconds, and holds the GPUs' memory meanwhile (sglang#31746, sglang#28779).
+# Options for pools of pinned host memory or for peers elsewhere. The engine gives both back in an orderly
+# end; after SIGKILL the kernel unpins for tens of seconds and holds the GPUs' memory (sglang#31746).
 HELD_OUTSIDE = re.compile(
     r"^[a-z0-9-]*(?:hicache|hierarchical-cache|hisparse|lmcache|flexkv|offload|disaggregation)", re.MULTILINE
 )
@@ -561,8 +561,8 @@ class Launcher:
     def drained(self):
         """End an engine that serves nobody any more; True if so.
 
-        Not one that has more than its own memory to give back, nor one that has itself seen that no request is
-        left, and is giving it back.
+        Not one that has more than its own memory to give back, nor one that has itself seen that no request
+        is left, and is giving it back.
         """
         if self.ends_orderly or not self.ready or self.in_flight == 0 or clients(self.port) != 0:
             return False
