@@ -37,6 +37,19 @@ options:
   previous:
     description: systemd's invocation id of the run that this start replaces, if a restart was only queued.
     type: str
+  answers:
+    description:
+      - Whether the host answers requests. Of one server over several hosts only rank 0 does; of the others
+        nothing is asked once systemd holds them for started, which is the word of the launcher.
+    type: bool
+    default: true
+  companions:
+    description:
+      - All hosts that are one server together, this one among them. When the start of one of them has failed,
+        the others are not waited for.
+    type: list
+    elements: str
+    default: []
   budget:
     description: Seconds in all, beside one for each 256 MiB of weights.
     type: int
@@ -74,7 +87,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 verdict:
-  description: "C(up), C(wrong) (no tokens), C(dead), C(gone) (stopped), C(stalled), C(late) or C(absent)."
+  description: "C(up), C(wrong) (no tokens), C(dead), C(gone) (stopped), C(stalled), C(late), C(absent) or
+    C(companion) (the start of another host of the same server has failed)."
   returned: when it waited
   type: str
 waited_s:

@@ -366,6 +366,16 @@ RULES = [
         "source": "kit",
     },
     {
+        "id": "ranks",
+        "key": "tp-size",
+        "severity": "error",
+        "when": [("nnodes", "above", 1), ("tp-size", "is not", None), ("ranks-left-over", "above", 0)],
+        "found": "{tp-size} GPUs over {nnodes} hosts",
+        "expected": "a multiple of the hosts, as each holds the same part of the model",
+        "remedy": "set sglang_server_tp_size to the GPUs of all hosts of the group together",
+        "source": "SGLang server_args.py",
+    },
+    {
         "id": "host",
         "key": "host",
         "severity": "error",
@@ -547,7 +557,9 @@ def _numbers(values):
     names = ("speculative-num-steps", "speculative-eagle-topk", "speculative-num-draft-tokens")
     steps, topk, tokens = (values.get(name) for name in names)
     fraction = values.get("mem-fraction-static")
+    ranks = (values.get("tp-size") or 1) * (values.get("pp-size") or 1)
     return {
+        "ranks-left-over": ranks % (values.get("nnodes") or 1),
         "draft-numbers": sum(number is not None for number in (steps, topk, tokens)),
         "draft-tokens-surplus": None if None in (steps, tokens) else tokens - steps - 1,
         "memory-fraction-sound": None if fraction is None else 0 < fraction < 1,

@@ -107,12 +107,14 @@ class Watch:
     def _patience(self, observation, now):
         start, weights = observation["start"], observation["weights"]
         largest = max(part["largest_bytes"] for part in weights.values())
-        limit = dict(patience(largest), **self.stall_s).get(start["phase"])
+        whole = sum(part["bytes"] for part in weights.values())
+        limits = patience(largest, 0 if start["leads"] else whole)
+        limit = dict(limits, **self.stall_s).get(start["phase"])
         starting = observation["unit"]["active_state"] == "activating" or start["phase"] != "serving"
         if self.invocation and starting and limit is not None and start["progress_age_s"] > limit:
             text = f"no progress for {start['progress_age_s']:.0f} s (allowed: {limit:.0f} s)"
             return Verdict("stalled", text)
-        budget = self.budget_s + sum(part["bytes"] for part in weights.values()) / SLOW_LOAD
+        budget = self.budget_s + whole / SLOW_LOAD
         if now - self._began > budget:
             return Verdict("late", f"it is not up after {budget:.0f} s")
         return None

@@ -105,6 +105,7 @@ def read_start(records, now, active):
         "progress_age_s": round(max(0.0, now - log.last_progress_at), 1),
         "phase_s": round(max(0.0, now - log.history[-1]["at"]), 1),
         "history": log.history if known else [],
+        "leads": log.leads,
     }
 
 

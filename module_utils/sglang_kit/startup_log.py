@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read SGLang's start-up log: in which phase is the engine, and how far is it?
 
-Works on the log of every release since 0.5.9, line by line, from a pipe or from the journal. Only rank 0
-and the main process are followed; lines it does not know are passed over. Standard library only: the
-launcher imports this file from its own folder on the node, Ansible's modules import it as module_utils.
+Works on the log of every release since 0.5.9, line by line, from a pipe or from the journal. Only the main
+process and rank 0 are followed, or one rank of a host that has no rank 0; lines it does not know are passed
+over. Standard library only: the launcher imports this file from its own folder on the node, Ansible's modules
+import it as module_utils.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ _LOST = re.compile(
 )
 # "died during initialization (exit code: -9)", "crashed with exit code 1": how one of its processes ended.
 _TOLD = re.compile(r"\bexit code:? (-?\d+)")
+# What the main process says first. Which of several hosts of one server it is tells whether it has rank 0.
+_NODE_RANK = re.compile(r"server_args=.*?\bnode_rank'?[=:] ?(\d+)")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _STAMP = r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 # A log line can be glued to the progress bar before it, so a record is also cut where a time stamp begins.
@@ -102,9 +105,12 @@ def weights(folder):
     return {"files": len(sizes), "bytes": sum(sizes), "largest_bytes": max(sizes, default=0)}
 
 
-def patience(largest_bytes):
-    """Return STALL_SECONDS for a model whose largest weight file has that many bytes."""
-    silent = READERS * largest_bytes / SLOWEST_READ
+def patience(largest_bytes, unseen_bytes=0):
+    """Return STALL_SECONDS for a model whose largest weight file has that many bytes.
+
+    unseen_bytes: what is read without a progress bar, on a host without rank 0.
+    """
+    silent = max(READERS * largest_bytes, unseen_bytes) / SLOWEST_READ
     return dict(STALL_SECONDS, loading_weights=max(STALL_SECONDS["loading_weights"], silent))
 
 
@@ -166,6 +172,7 @@ class StartupLog:
     bar: the newest progress bar of this phase (see parse_bar), or None.
     history: list of {"phase", "part", "at"}, one for each phase entered.
     progress: grows with every step forward, so that a caller can see that there was one.
+    leads: whether this host has rank 0, which alone draws progress bars.
     lost: the first line, of any rank, that says that the start is lost; None as long as there is none.
     Times are whatever the caller passes as `at`, in seconds.
     """
@@ -175,9 +182,11 @@ class StartupLog:
         self.part = None
         self.bar = None
         self.progress = 0
+        self.leads = True
         self.lost = None
         self.history = [{"phase": "starting", "part": None, "at": at}]
         self.last_progress_at = at
+        self._rank = None
         self._loads_begun = 0
         self._fired_up = False
         self._listening = False
@@ -204,7 +213,10 @@ class StartupLog:
             if line[len(LAUNCHER_PREFIX) :].startswith(ANSWERS):
                 self._enter("serving", self.part, at)
             return
-        if not followed:
+        if message.startswith("server_args="):
+            match = _NODE_RANK.match(message)
+            self.leads = not match or int(match.group(1)) == 0
+        if not (followed if self.leads else self._is_first_rank(line)):
             return
         bar = parse_bar(message)
         if bar:
@@ -224,6 +236,13 @@ class StartupLog:
             self._see_http(at)
         else:
             self._see_milestone(message, at)
+
+    def _is_first_rank(self, line):
+        """Whether a line is of the main process, or of the rank whose line came first."""
+        match = _PREFIX.match(line)
+        rank = match and match.group("ranks")
+        self._rank = self._rank or rank
+        return not rank or rank == self._rank
 
     def _see_milestone(self, message, at):
         graph = _GRAPH.match(message)

@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import time
 
+import ansible.constants
 import ansible.module_utils
 from ansible.errors import AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
@@ -34,6 +36,8 @@ ARGUMENTS = {
     "model": {"type": "str", "default": ""},
     "release": {"type": "path", "default": "/opt/sglang/current"},
     "previous": {"type": "str"},
+    "answers": {"type": "bool", "default": True},
+    "companions": {"type": "list", "elements": "str", "default": []},
     "budget": {"type": "int", "default": 3600},
     "patience": {"type": "dict", "default": {}},
     "poll": {"type": "float", "default": 2.0},
@@ -64,8 +68,8 @@ class ActionModule(ActionBase):
             polled = time.monotonic()
             observation = self.probe()
             self.show(observation)
-            verdict = watch.judge(observation, time.monotonic())
-            if verdict is not None and verdict.kind == "up":
+            verdict = watch.judge(observation, time.monotonic()) or self.hear()
+            if verdict is not None and verdict.kind == "up" and self.args["answers"]:
                 proof = self.execute(
                     "sglang_acceptance",
                     {
@@ -81,6 +85,8 @@ class ActionModule(ActionBase):
                 answer = proof["answers"][0] if proof["answers"] else None
             if verdict is None:
                 time.sleep(max(0.0, polled + self.args["poll"] - time.monotonic()))
+        if verdict.kind != "up":
+            self.tell(verdict)
         waited = round(time.monotonic() - began, 1)
         if verdict.kind == "up":
             observation = self.probe(node=True)
@@ -96,6 +102,24 @@ class ActionModule(ActionBase):
             said = f"the server is up, after {gate.clock(waited)} of waiting"
             return dict(result, msg=said, answer=answer, observation=observation)
         return dict(result, failed=True, **self.explain(watch, verdict))
+
+    def told(self):
+        """Where the hosts of one server tell each other of a bad end: the task is theirs together."""
+        return pathlib.Path(ansible.constants.DEFAULT_LOCAL_TMP, f"sglang_ready-{self._task._uuid}")
+
+    def tell(self, verdict):
+        """Let the companions of this host know that its start has failed; the first one to fail is heard."""
+        if self.args["companions"]:
+            with contextlib.suppress(FileExistsError), self.told().open("x", encoding="utf-8") as stream:
+                stream.write(f"{self.host}, which is part of the same server, has failed: {verdict.text}")
+
+    def hear(self):
+        """Return a Verdict if a companion has failed, or None: this host would be waited for in vain."""
+        if self.args["companions"] and self.told().exists():
+            text = self.told().read_text(encoding="utf-8")
+            if text:
+                return gate.Verdict("companion", text)
+        return None
 
     def look_once(self):
         """Check mode: say what there is, wait for nothing."""

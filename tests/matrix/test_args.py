@@ -43,6 +43,7 @@ EVIDENCE = {
     "trtllm-dtype": "TensorRT-LLM MLA backend only supports kv-cache-dtype",
     "fa3": "FlashAttention v3 Backend requires SM>=80 and SM<=90",
     "load-format": "Using ModelOptModelLoader due to ModelOpt quantization config",
+    "ranks": "tp_size must be divisible by number of nodes",
     "tokenizer-workers": "API key is not supported in multi-tokenizer mode",
     "grpc": "--grpc-port is incompatible with --api-key",
 }

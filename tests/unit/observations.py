@@ -36,6 +36,7 @@ def observation(
             "progress_age_s": age,
             "phase_s": 100.0 + age,
             "bar": None,
+            "leads": True,
             "history": [{"phase": phase, "part": "target", "at": 0.0}],
         },
         "http": {"listening": listening, "models": [], "models_status": None},

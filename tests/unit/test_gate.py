@@ -227,6 +227,15 @@ def test_a_load_that_hangs_ends_within_what_its_files_are_allowed():
     assert f"(allowed: {allowed} s)" in verdict.text
 
 
+def test_a_host_without_bars_is_allowed_what_all_its_weights_are():
+    watch = watched()
+    for leads, age, ended in ((True, 641.0, True), (False, 641.0, False), (False, 8850.0, True)):
+        seen = dict(observation(age=age), weights=KIMI)
+        seen["start"]["leads"] = leads
+        verdict = watch.judge(seen, 10)
+        assert (verdict is not None and verdict.kind == "stalled") is ended
+
+
 def test_small_files_are_allowed_no_less_than_any_start():
     watch = watched()
     assert watch.judge(observation(age=299.0), 10) is None

@@ -13,10 +13,11 @@ import socket
 import subprocess
 import sys
 import termios
+import threading
 import time
 
 import pytest
-from ansible.module_utils.sglang_kit import attestation, redaction, startup_log
+from ansible.module_utils.sglang_kit import addresses, attestation, companions, redaction, startup_log
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LAUNCHER = ROOT / "roles/sglang_server/files/launcher.py"
@@ -35,12 +36,14 @@ QUICK = {
 }
 
 
+NEIGHBOURS = (addresses, attestation, companions, redaction, startup_log)
+
+
 @pytest.fixture(scope="module")
 def launcher():
     """Return the launcher as a module; it finds what it shares as it does on a node, among its neighbours."""
-    sys.modules.setdefault("attestation", attestation)
-    sys.modules.setdefault("redaction", redaction)
-    sys.modules.setdefault("startup_log", startup_log)
+    for neighbour in NEIGHBOURS:
+        sys.modules.setdefault(neighbour.__name__.rpartition(".")[2], neighbour)
     spec = importlib.util.spec_from_file_location("launcher", LAUNCHER)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -50,7 +53,7 @@ def launcher():
 class Run:
     """One start of the launcher as systemd would make it; notes what it tells systemd and the journal."""
 
-    def __init__(self, tmp_path, steps, config="", drain=5.0, key=None, **constants):
+    def __init__(self, tmp_path, steps, config="", drain=5.0, key=None, environ=None, **constants):
         self.home = tmp_path / "launcher"
         self.home.mkdir()
         (self.home / "quick.py").write_text(
@@ -58,9 +61,8 @@ class Run:
             f"vars(launcher).update({dict(QUICK, **constants)!r})\nsys.exit(launcher.main())\n"
         )
         shutil.copy(LAUNCHER, self.home)
-        shutil.copy(attestation.__file__, self.home)
-        shutil.copy(redaction.__file__, self.home)
-        shutil.copy(startup_log.__file__, self.home)
+        for neighbour in NEIGHBOURS:
+            shutil.copy(neighbour.__file__, self.home)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -78,12 +80,12 @@ class Run:
         self.current.symlink_to(self.release)
         self.runtime = tmp_path / "run"
         self.runtime.mkdir()
-        self.environ = {}
+        self.environ = dict(environ or {})
         if key is not None:
             (self.runtime / "steps.json").write_text(json.dumps(steps))
             (tmp_path / "credentials").mkdir()
             (tmp_path / "credentials" / "engine-key").write_text(key)
-            self.environ = {"CREDENTIALS_DIRECTORY": str(tmp_path / "credentials")}
+            self.environ["CREDENTIALS_DIRECTORY"] = str(tmp_path / "credentials")
         self.drain = drain
         self.notified = []
 
@@ -558,6 +560,157 @@ def test_the_requests_that_a_drain_cuts_are_counted(run):
     assert "launcher: still draining after 1 s, 3 requests in flight are lost\n" in it.text()
 
 
+@pytest.fixture
+def server():
+    """A server of two hosts: config(rank), and start(rank), which is what is seen of the other launcher."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    links = []
+
+    class Server:
+        @staticmethod
+        def config(rank):
+            return f'nnodes: 2\nnode-rank: {rank}\ndist-init-addr: "127.0.0.1:{port + 1}"\n'
+
+        @staticmethod
+        def start(rank):
+            links.append(companions.Link(("127.0.0.1", port), 2, rank))
+            threading.Thread(target=links[-1].gather, args=(lambda missing: True,), daemon=True).start()
+
+        @staticmethod
+        def end():
+            for sock in links[-1]._peers:
+                sock.close()
+
+    return Server
+
+
+def test_no_host_of_a_group_starts_before_all_are_there(run, server):
+    it = run([["health", 200], FOREVER], config=server.config(0))
+    it.until(lambda: "waiting for rank 1 of the group" in it.statuses())
+    assert any(said.startswith("EXTEND_TIMEOUT_USEC=") for said in it.notified)
+    assert "launcher: starting" not in it.text()
+    server.start(1)
+    it.until(lambda: "READY=1" in it.notified)
+
+
+def test_a_host_that_waits_for_the_others_can_be_stopped(run, server):
+    it = run([FOREVER], config=server.config(1))
+    it.until(lambda: "waiting for rank 0 of the group" in it.statuses())
+    it.process.send_signal(signal.SIGTERM)
+    assert it.finish() == 0
+    assert "launcher: starting" not in it.text()
+
+
+@pytest.mark.parametrize("rank, other", [(0, "rank 1"), (1, "rank 0")])
+def test_a_host_whose_companion_is_gone_ends_at_once(run, server, rank, other):
+    it = run([["drain", 60.0], ["health", 200], FOREVER], config=server.config(rank))
+    server.start(1 - rank)
+    it.until(lambda: "READY=1" in it.notified)
+    server.end()
+    assert it.finish() == 1
+    assert f"launcher: {other} of the group has gone, and the engine cannot go on without it\n" in it.text()
+
+
+def test_a_host_of_a_group_waits_for_rank_0_to_stop_it(run, server):
+    # A signal would end this engine at once, as releases before 0.5.21 do, and cut off what rank 0 drains.
+    it = run([["health", 200], ["file", "end"], ["exit", 0]], config=server.config(1))
+    server.start(0)
+    it.until(lambda: "READY=1" in it.notified)
+    it.process.send_signal(signal.SIGTERM)
+    it.until(lambda: "waiting for rank 0 to stop the group" in it.statuses())
+    assert it.process.poll() is None
+    it.touch("end")
+    assert it.finish() == 0
+
+
+def test_a_stop_is_over_when_rank_0_has_gone(run, server):
+    it = run([["health", 200], FOREVER], config=server.config(1), drain=60.0)
+    server.start(0)
+    it.until(lambda: "READY=1" in it.notified)
+    it.process.send_signal(signal.SIGTERM)
+    it.until(lambda: "waiting for rank 0 to stop the group" in it.statuses())
+    server.end()
+    assert it.finish() == 0
+
+
+def test_a_host_of_a_group_does_not_wait_for_rank_0_for_ever(run, server):
+    it = run([["health", 200], FOREVER], config=server.config(1), drain=0.2)
+    server.start(0)
+    it.until(lambda: "READY=1" in it.notified)
+    it.process.send_signal(signal.SIGTERM)
+    assert it.finish() == 0
+    assert "launcher: rank 0 did not stop the group within 0 s; not waiting any longer\n" in it.text()
+
+
+def test_a_host_of_a_group_that_rank_0_stopped_comes_back(run, server):
+    # The engine ends in peace, which systemd would leave at that.
+    it = run([["health", 200], ["exit", 0]], config=server.config(1))
+    server.start(0)
+    assert it.finish() == 1
+    assert "launcher: rank 0 has stopped the group; this host joins it again when it starts\n" in it.text()
+
+
+def test_rank_0_of_a_group_ends_by_its_own_orderly_stop(run, server):
+    # It takes the others along; killed, it would leave them to find out.
+    it = run([["drain", 0.2], ["health", 200], FOREVER], config=server.config(0))
+    server.start(1)
+    it.until(lambda: "READY=1" in it.notified)
+    it.process.send_signal(signal.SIGTERM)
+    assert it.finish() == 0
+    assert "Gracefully exiting\n" in it.text()
+
+
+def test_rank_0_that_cannot_listen_for_the_group_starts_no_engine(run, server):
+    config = server.config(0)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", int(config.split(":")[-1].strip('"\n')) - 1))
+        taken.listen()
+        it = run([FOREVER], config=config)
+        assert it.finish() == 1
+    assert "for the group: Address already in use; the engine was not started\n" in it.text()
+
+
+def asks_for_interfaces(own):
+    return [["env", "GLOO_SOCKET_IFNAME"], ["env", "NCCL_SOCKET_IFNAME"], ["exit", own]]
+
+
+def test_the_ranks_speak_over_the_interface_of_their_address(run):
+    it = run(asks_for_interfaces(3), environ={"SGLANG_HOST_IP": "127.0.0.1"})
+    assert it.finish() == 3
+    assert "GLOO_SOCKET_IFNAME=lo\nNCCL_SOCKET_IFNAME==lo\n" in it.text()
+
+
+def test_an_interface_that_was_named_is_kept(run):
+    it = run(asks_for_interfaces(3), environ={"SGLANG_HOST_IP": "127.0.0.1", "NCCL_SOCKET_IFNAME": "ib0"})
+    assert it.finish() == 3
+    assert "GLOO_SOCKET_IFNAME=lo\nNCCL_SOCKET_IFNAME=ib0\n" in it.text()
+
+
+def test_an_address_that_no_interface_has_is_told_before_the_load(run):
+    it = run(asks_for_interfaces(3), environ={"SGLANG_HOST_IP": "192.0.2.1"})
+    assert it.finish() == 1
+    assert "launcher: no interface of this host has 192.0.2.1, its address in the group" in it.text()
+    assert "SOCKET_IFNAME" not in it.text()
+
+
+def test_a_host_on_its_own_is_left_to_its_interfaces(run):
+    it = run(asks_for_interfaces(3))
+    assert it.finish() == 3
+    assert "GLOO_SOCKET_IFNAME=None\nNCCL_SOCKET_IFNAME=None\n" in it.text()
+
+
+@pytest.mark.parametrize("rank, allowed", [(0, 8 * 64), (1, 10 * 64)])
+def test_a_load_without_bars_is_allowed_the_time_of_all_its_weights(launcher, tmp_path, rank, allowed):
+    (tmp_path / "model").mkdir()
+    for number in range(10):
+        with (tmp_path / "model" / f"{number}.safetensors").open("wb") as sparse:
+            sparse.truncate(4 << 30)
+    (tmp_path / "server.yaml").write_text(f"port: 1\nnnodes: 2\nnode-rank: {rank}\ndist-init-addr: h:2\n")
+    assert launcher.Launcher(tmp_path, 1.0).stall_s["loading_weights"] == allowed
+
+
 def test_an_engine_that_others_stop_before_it_is_ready_is_watched_on(run):
     it = run([drains(1), ["sleep", 1], ["write", "last words\n"], ["exit", 4]])
     assert it.finish() == 4
@@ -639,7 +792,10 @@ def test_started_json_says_what_really_runs(run):
     assert record["release"] == str(it.release)
     assert record["invocation"] == "abc"
     assert record["key"] is None
-    program = [*map(pathlib.Path, (attestation.__file__, LAUNCHER, redaction.__file__, startup_log.__file__))]
+    # In the order of their names, as the role puts them together.
+    program = sorted(
+        map(pathlib.Path, (LAUNCHER, *(each.__file__ for each in NEIGHBOURS))), key=lambda path: path.name
+    )
     assert record["launcher"] == hashlib.sha256(b"".join(path.read_bytes() for path in program)).hexdigest()
 
 

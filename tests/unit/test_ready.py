@@ -68,17 +68,17 @@ class Node:
 
 @pytest.fixture
 def wait(monkeypatch):
-    def go(script, proofs=(PROVED,), check_mode=False, **args):
+    def go(script, proofs=(PROVED,), check_mode=False, task="uuid", **args):
         node = Node(script, proofs)
         clock = types.SimpleNamespace(monotonic=lambda: node.now, time=lambda: node.now, sleep=node.sleep)
         monkeypatch.setattr(sglang_ready, "time", clock)
         display = mock.Mock()
         display.display.side_effect = node.shown.append
         monkeypatch.setattr(sglang_ready, "Display", lambda: display)
-        task = mock.MagicMock(check_mode=check_mode, async_val=0, diff=False)
-        task.args = dict({"diagnoses": DIAGNOSES}, **args)
+        asked = mock.MagicMock(check_mode=check_mode, async_val=0, diff=False, _uuid=task)
+        asked.args = dict({"diagnoses": DIAGNOSES}, **args)
         plugin = sglang_ready.ActionModule(
-            task, mock.MagicMock(), mock.MagicMock(), mock.MagicMock(), mock.MagicMock(), None
+            asked, mock.MagicMock(), mock.MagicMock(), mock.MagicMock(), mock.MagicMock(), None
         )
         plugin._execute_module = node.execute
         return plugin.run(task_vars={"inventory_hostname": "n1"}), node
@@ -102,6 +102,41 @@ def test_a_server_that_is_up_is_not_waited_for(wait):
     # The last look is for the evidence.
     assert [name for name, _args in node.calls] == ["sglang_probe", "sglang_acceptance", "sglang_probe"]
     assert node.calls[-1][1]["node"] is True
+
+
+def test_a_host_that_answers_nobody_is_up_when_systemd_says_so(wait):
+    result, node = wait([shards(1), UP], answers=False)
+    assert (result["verdict"], result["answer"]) == ("up", None)
+    assert "sglang_acceptance" not in [name for name, _args in node.calls]
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch, wait):
+    """Waits for the hosts of one server, one after the other; a run's own folder lasts for all of them."""
+    monkeypatch.setattr("ansible.constants.DEFAULT_LOCAL_TMP", str(tmp_path))
+
+    def go(script, task="uuid", **args):
+        return wait(script, task=task, companions=["n1", "n2"], **args)
+
+    return go
+
+
+def test_a_host_of_a_failed_server_is_not_waited_for(server):
+    assert server([shards(1), dict(DEAD)])[0]["verdict"] == "dead"
+    result, _node = server([shards(1), shards(2), UP])
+    assert result["failed"] and result["verdict"] == "companion"
+    assert "n1, which is part of the same server, has failed: it died" in result["msg"]
+    assert result["waited_s"] == 0.0
+
+
+def test_the_next_start_of_the_server_is_waited_for_anew(server):
+    assert server([dict(DEAD)])[0]["verdict"] == "dead"
+    assert server([shards(1), UP], task="another")[0]["verdict"] == "up"
+
+
+def test_hosts_that_are_servers_of_their_own_do_not_hear_of_each_other(server, wait):
+    assert server([dict(DEAD)])[0]["verdict"] == "dead"
+    assert wait([shards(1), UP], task="uuid")[0]["verdict"] == "up"
 
 
 def test_lines_are_shown_when_something_changed_and_not_too_often(wait):

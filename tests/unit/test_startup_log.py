@@ -312,3 +312,39 @@ def test_patience_grows_with_the_largest_file():
     assert patience(2 << 30) == STALL_SECONDS
     # 8 files of 5 GiB at 64 MiB a second
     assert patience(5 << 30) == dict(STALL_SECONDS, loading_weights=640)
+    # 100 files of 1 GiB of which no bar tells.
+    assert patience(1 << 30, 100 << 30) == dict(STALL_SECONDS, loading_weights=1600)
+
+
+@pytest.mark.parametrize(
+    "arguments, leads",
+    [
+        ("server_args=ServerArgs(model_path='/m', nnodes=2, node_rank=0, json='{}')", True),
+        ("server_args=ServerArgs(model_path='/m', nnodes=2, node_rank=1, json='{}')", False),
+        ("server_args={'model_path': '/m', 'nnodes': 2, 'node_rank': 0, 'tp_size': 16}", True),
+        ("server_args={'model_path': '/m', 'nnodes': 3, 'node_rank': 2, 'tp_size': 24}", False),
+        ("server_args={'model_path': '/m'}", True),
+    ],
+)
+def test_the_first_line_tells_whether_rank_0_is_here(arguments, leads):
+    log = StartupLog(at=0)
+    assert log.leads
+    log.feed(f"[2026-01-01 00:00:00] {arguments}")
+    assert log.leads is leads
+
+
+def test_without_rank_0_the_first_rank_that_speaks_is_followed():
+    log = StartupLog(at=0)
+    log.feed("[2026-01-01 00:00:00] server_args={'nnodes': 2, 'node_rank': 1}")
+    for rank, said in (
+        (" TP9", "Init torch distributed begin."),
+        (" TP8", "Load weight begin. avail mem=1 GB"),
+        (" TP9", "Load weight begin. avail mem=1 GB"),
+        (" TP8", "Load weight end. elapsed=1 s, type=K"),
+        (" TP9", "Load weight end. elapsed=1 s, type=K"),
+        (" TP8", "Load weight begin. avail mem=1 GB"),
+    ):
+        log.feed(f"[2026-01-01 00:00:01{rank}] {said}")
+    assert [step["phase"] for step in log.history] == [
+        *("starting", "distributed", "loading_weights", "weights_loaded")
+    ]

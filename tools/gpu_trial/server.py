@@ -87,7 +87,7 @@ def install_launcher(folder):
     """Put the launcher and what it shares with the modules side by side, as the role does."""
     folder.mkdir(parents=True)
     shutil.copy2(KIT / "roles" / "sglang_server" / "files" / "launcher.py", folder)
-    for name in ("attestation.py", "redaction.py", "startup_log.py"):
+    for name in ("addresses.py", "attestation.py", "companions.py", "redaction.py", "startup_log.py"):
         shutil.copy2(KIT / "ansible" / "module_utils" / "sglang_kit" / name, folder)
     return folder / "launcher.py"
 

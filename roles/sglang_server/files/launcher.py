@@ -14,6 +14,9 @@ is of one release from end to end. It starts the engine as its child and
 - says READY when the server's health endpoint answers 200, not before;
 - passes SIGTERM to the engine's main process alone, bounds the drain, and ends the engine when no client is
   connected any more: by itself it looks for running requests every five seconds, and loses what comes after;
+- on a host of a group that is one server, starts when the launchers of all of them are there and ends when
+  one has gone (companions), leaves a stop to rank 0, whose drain ends all of them, and names to NCCL and gloo
+  the interface that the group shares;
 - ends at once when the engine ends, with the engine's status (128 + n for signal n), and when one of the
   engine's own processes died or it says that the start is lost: its teardown would take half a minute more.
 
@@ -44,11 +47,20 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))  # python -I leaves the script's own folder out
 
+import addresses
 import attestation
+import companions
 import redaction
 import startup_log
 
-PROGRAM = (attestation.__file__, __file__, redaction.__file__, startup_log.__file__)
+PROGRAM = (
+    addresses.__file__,
+    attestation.__file__,
+    companions.__file__,
+    __file__,
+    redaction.__file__,
+    startup_log.__file__,
+)
 UNIT = Path("/etc/systemd/system/sglang.service")
 # Where the engine's own key lies; it comes from there as a credential of the same name.
 KEY_SOURCE = Path("/etc/sglang/credentials/engine-key")
@@ -201,6 +213,15 @@ def held_gpus():
         by = [f"pid {pid} {mib} MiB" for holder, pid, mib in holders if holder == uuid]
         said.append(f"GPU {index} {used} MiB ({', '.join(by) or 'by no process that can be seen'})")
     return said
+
+
+def shared_interface(address):
+    """Return the environment that keeps the ranks' talk on an address's interface; None if none has it.
+
+    Left to itself gloo takes the one that the host's own name leads to, often a loopback one, and NCCL any.
+    """
+    interface = addresses.interface_of(address, addresses.own_addresses())
+    return interface and {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": "=" + interface}
 
 
 class Lines:
@@ -357,8 +378,6 @@ class Launcher:
     def __init__(self, release, drain_s, stall_s=None):
         self.release = Path(release).resolve(strict=True)
         self.drain_s = drain_s
-        largest = startup_log.weights(self.release / "model")["largest_bytes"]
-        self.stall_s = startup_log.patience(largest) if stall_s is None else stall_s
         self.runtime = Path(os.environ.get("RUNTIME_DIRECTORY", "/run/sglang"))
         folder = os.environ.get("CREDENTIALS_DIRECTORY")
         self.credential = Path(folder, KEY_SOURCE.name) if folder else None
@@ -366,7 +385,19 @@ class Launcher:
         text = self.config.read_text(encoding="utf-8")
         self.host = config_scalar(text, "host") or "127.0.0.1"
         self.port = int(config_scalar(text, "port") or 30000)
-        self.ends_orderly = bool(HELD_OUTSIDE.search(text))
+        # Of one server over several hosts only rank 0 draws progress bars, answers clients and can drain.
+        rank, ranks = (int(config_scalar(text, key) or 0) for key in ("node-rank", "nnodes"))
+        self.follows = rank > 0
+        self.link = None
+        # An orderly end of rank 0 is that of all ranks.
+        self.ends_orderly = ranks > 1 or bool(HELD_OUTSIDE.search(text))
+        if ranks > 1:
+            host, _, port = config_scalar(text, "dist-init-addr").rpartition(":")
+            self.link = companions.Link((host.strip("[]"), int(port) - 1), ranks, rank)
+        if stall_s is None:
+            weights = startup_log.weights(self.release / "model")
+            stall_s = startup_log.patience(weights["largest_bytes"], weights["bytes"] if self.follows else 0)
+        self.stall_s = stall_s
         self.secrets = [
             value for value in (config_scalar(text, key) for key in ("api-key", "admin-api-key")) if value
         ]
@@ -447,9 +478,17 @@ class Launcher:
         if held:
             say(f"memory of the GPUs is held: {'; '.join(held)}; the engine was not started")
             return 1
+        own = os.environ.get("SGLANG_HOST_IP")
+        interfaces = shared_interface(own) if own else {}
+        if interfaces is None:
+            say(f"no interface of this host has {own}, its address in the group; the engine was not started")
+            return 1
+        signal.signal(signal.SIGTERM, self.on_stop)
+        if self.link and not self.gather():
+            return 0 if self.stop_asked else 1
         read_end, write_end = os.pipe()
         env = {key: value for key, value in os.environ.items() if key != "NOTIFY_SOCKET"}
-        env = {**self.kernel_caches(), **env}
+        env = {**self.kernel_caches(), **interfaces, **env}
         argv = [
             str(self.release / "engine" / "bin" / "python"),
             "-m",
@@ -457,7 +496,6 @@ class Launcher:
             "--config",
             str(self.config),
         ]
-        signal.signal(signal.SIGTERM, self.on_stop)
         say(f"starting {self.release}")
         try:
             self.child = subprocess.Popen(
@@ -494,6 +532,26 @@ class Launcher:
         folder = Path(caches, (self.release / "engine").resolve().name)
         return {variable: str(folder / name) for variable, name in KERNEL_CACHES.items()}
 
+    def gather(self):
+        """Wait until the launchers of the whole group are there; False if this one is to end instead."""
+
+        def waiting(missing):
+            if missing != waiting.said:
+                waiting.said = missing
+                say(f"waiting for {missing} of the group")
+                notify(f"STATUS=waiting for {missing} of the group")
+            # However long it takes: no engine is started, and nothing is spent.
+            self.extend(time.monotonic())
+            return not self.stop_asked
+
+        waiting.said = None
+        try:
+            return self.link.gather(waiting)
+        except OSError as error:
+            host, port = self.link.address
+            say(f"cannot listen on {host}:{port} for the group: {error.strerror}; the engine was not started")
+            return False
+
     @staticmethod
     def wait_for_gpus():
         """Wait until the GPUs' memory is free; return what is still held at the bound (list of str)."""
@@ -525,20 +583,29 @@ class Launcher:
     def supervise(self, now):
         """Tell systemd what is true now; pass on a stop, and bound its drain."""
         if self.stop_asked and self.stopping_at is None:
-            # To the main process alone: SGLang takes a signal to its children for a crash.
             self.stopping_at = now
+            if self.follows and self.ready:
+                # A signal here would cut off the requests that rank 0 still drains.
+                notify("STOPPING=1", "STATUS=waiting for rank 0 to stop the group")
+                return
+            # To the main process alone: SGLang takes a signal to its children for a crash.
             notify("STOPPING=1", "STATUS=draining")
             if self.drained():
                 return
             self.child.send_signal(signal.SIGTERM)
+        if self.deserted():
+            return
         if self.stopping_at is not None:
-            if self.stopping_at == float("inf") or (not self.ready and self.lost(now)):
+            if self.stopping_at == float("inf") or ((self.follows or not self.ready) and self.lost(now)):
                 return  # there is nothing to drain
             if self.drained():
                 return
             if now - self.stopping_at >= self.drain_s:
-                lost = "requests" if self.in_flight is None else f"{self.in_flight} requests"
-                say(f"still draining after {self.drain_s:.0f} s, {lost} in flight are lost")
+                if self.follows:
+                    say(f"rank 0 did not stop the group within {self.drain_s:.0f} s; not waiting any longer")
+                else:
+                    lost = "requests" if self.in_flight is None else f"{self.in_flight} requests"
+                    say(f"still draining after {self.drain_s:.0f} s, {lost} in flight are lost")
                 self.child.kill()
                 self.stopping_at = float("inf")
             return
@@ -557,6 +624,16 @@ class Launcher:
         if status != self._status:
             self._status = status
             notify("STATUS=" + status)
+
+    def deserted(self):
+        """End an engine whose companions have gone, as it can neither serve nor drain alone; True if so."""
+        if self.link is None or not self.link.broken():
+            return False
+        if self.lost_at != float("inf") and self.stopping_at != float("inf"):
+            say(f"{self.link.lost} of the group has gone, and the engine cannot go on without it")
+            self.child.kill()
+            self.lost_at = float("inf")
+        return True
 
     def drained(self):
         """End an engine that serves nobody any more; True if so.
@@ -615,7 +692,12 @@ class Launcher:
         if stalled and not self._stalled:
             say(f"no progress for {limit:.0f} s while {self.log.describe()}")
         self._stalled = stalled
-        if not stalled and now - self._extended_at >= EXTEND_EVERY_S:
+        if not stalled:
+            self.extend(now)
+
+    def extend(self, now):
+        """Ask systemd for more time, from time to time."""
+        if now - self._extended_at >= EXTEND_EVERY_S:
             self._extended_at = now
             notify(f"EXTEND_TIMEOUT_USEC={EXTEND_BY_S * 1000000}")
 
@@ -631,6 +713,9 @@ class Launcher:
         say(f"the engine ended with status {status} while {self.log.describe()}")
         if self.stopping_at is not None and status in (0, 128 + signal.SIGTERM, 128 + signal.SIGKILL):
             return 0
+        if self.follows and status == 0:
+            say("rank 0 has stopped the group; this host joins it again when it starts")
+            return 1
         if self.lost_at != float("inf"):
             return status
         told = self.lost_status or startup_log.told_status(self.log.lost or "")
