@@ -3,9 +3,10 @@
 import time
 
 import pytest
+import yaml
 
 from tests import lab_hosts
-from tests.lab_hosts import wait_until
+from tests.lab_hosts import ROOT, wait_until
 
 KILL_RANKS = "pkill -KILL -u sglang -f '^sglang::scheduler'"
 
@@ -143,6 +144,9 @@ def test_a_restart_of_rank_0_brings_the_other_along(node, other):
     assert tokens(node) == 16
 
 
+ENVIRONMENT = yaml.safe_load((ROOT / "inventories/lab/group_vars/twins/main.yml").read_text())[
+    "sglang_server_environment"
+]
 # Breaks the engine where it serves, and not where its parser is asked; only hosts that have it are broken.
 BROKEN = """
 mkdir -p /srv/lab/broken
@@ -161,7 +165,9 @@ def test_a_release_that_fails_on_one_host_falls_back_on_both(node, other, deploy
     good = node.current()
     other.sh(BROKEN)
     began = time.monotonic()
-    run = deploy(sglang_server_environment={"PYTHONPATH": "/srv/lab/broken:/srv/lab/cpu_stand_in"})
+    run = deploy(
+        sglang_server_environment=dict(ENVIRONMENT, PYTHONPATH="/srv/lab/broken:/srv/lab/cpu_stand_in")
+    )
     print(f"refused and put back after {time.monotonic() - began:.0f} s")
     assert run.rc != 0
     said = messages(run)
