@@ -1,0 +1,98 @@
+# Copyright: the sglang-kit contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Judge on the controller what a router is given, and put it into the router's words. No finding holds a secret."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+from ansible.errors import AnsibleFilterError
+from ansible.module_utils.compat.version import LooseVersion
+
+KEY = re.compile(r"[A-Za-z0-9_-]{32,128}")
+
+
+def worker_url(node):
+    """Return where routers reach a node (its hostvars): sglang_gateway_worker_url, or its edge."""
+    given = node.get("sglang_gateway_worker_url")
+    if not given:
+        name = (node.get("sglang_edge_names") or [node["inventory_hostname"]])[0]
+        port = re.search(r"(\d+)(?: |$)", str((node.get("sglang_edge_listen") or ["443"])[0]))
+        given = f"https://{name}" + (f":{port.group(1)}" if port and port.group(1) != "443" else "")
+    parts = urlsplit(given)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
+        raise AnsibleFilterError(
+            f"{node['inventory_hostname']}: sglang_gateway_worker_url is {given!r}; "
+            "expected something like https://node1.example.net"
+        )
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def words(flags):
+    """Return a mapping of long flags as the words of a command line; true is a flag alone, false and null are left out."""
+    found = []
+    for flag, value in flags.items():
+        if value is None or value is False:
+            continue
+        found.append("--" + flag)
+        if value is not True:
+            found.extend(str(item) for item in (value if isinstance(value, list) else [value]))
+    return found
+
+
+def node_problems(nodes, worker_key, engines):
+    """Return what keeps a router from using these nodes (a list of hostvars), as a list of sentences.
+
+    engines: {"first": release, "below": release}, between which the router's release works.
+    """
+    problems = []
+    if not nodes:
+        problems.append("sglang_gateway_nodes: there is no node to send requests to.")
+    if not KEY.fullmatch(worker_key):
+        problems.append(
+            f"sglang_gateway_worker_key: it has {len(worker_key)} characters; expected 32 to 128 of A-Z a-z 0-9 _ -, "
+            "for example from `openssl rand -hex 32`."
+        )
+    for node in nodes:
+        problems.extend(_problems_of(node, worker_key, engines))
+    return problems
+
+
+def _problems_of(node, worker_key, engines):
+    name = node["inventory_hostname"]
+    if node.get("sglang_edge_enabled") in (True, "true", "True", "yes"):
+        clients = [item for item in node.get("sglang_edge_clients") or [] if item.get("key") == worker_key]
+        if not clients:
+            yield f"{name}: none of its sglang_edge_clients has the key sglang_gateway_worker_key; it would answer 401."
+        for client in clients:
+            if int(client.get("requests_per_minute") or 0) or int(client.get("concurrent") or 0):
+                yield (
+                    f"{name}: client {client['name']!r} has a limit, which would count for all clients of the router "
+                    "together. Give limits to sglang_gateway_clients."
+                )
+    elif not node.get("sglang_gateway_worker_url"):
+        yield (
+            f"{name}: it has no edge, and its engine listens on the node alone. Set sglang_edge_enabled there, or "
+            "sglang_gateway_worker_url."
+        )
+    version = node.get("sglang_engine_version")
+    if version and not _within(str(version), engines):
+        yield (
+            f"{name}: sglang_engine_version is {version}; this release of the router is for "
+            f"{engines['first']} and later, below {engines['below']}."
+        )
+
+
+def _within(version, engines):
+    key = LooseVersion(version.split(".post")[0].split("rc")[0])
+    return LooseVersion(str(engines["first"])) <= key < LooseVersion(str(engines["below"]))
+
+
+class FilterModule:
+    def filters(self):
+        return {
+            "sglang_gateway_worker_url": worker_url,
+            "sglang_gateway_words": words,
+            "sglang_gateway_node_problems": node_problems,
+        }
