@@ -181,6 +181,7 @@ class Task:
             module.fail_json(msg=str(error))
         self.worker_key = self._key(params["worker_key_file"])
         self.router = gateway_http.Router(self.router_url, self._key(params["key_file"]), self.worker_key)
+        self.added = -gateway.PENDING_S
         self.result = {"changed": False, "ready": False, "held": [], "waited": 0.0}
 
     def _key(self, path):
@@ -275,7 +276,9 @@ class Task:
         return json.dumps({"workers": sorted(urls), "held": kept["out"]}, indent=2) + "\n"
 
     def act(self, action, found):
+        self.result["changed"] = True
         if action == "add":
+            self.added = time.monotonic()
             answer, taken = self.router.add(self.url), (202, 409)
         else:
             answer, taken = self.router.remove(gateway.find(found, self.url).id), (202, 404)
@@ -300,7 +303,7 @@ class Task:
             if time.monotonic() > limit:
                 self.result["timed_out"] = True
                 self.fail(self.why_not(wanted, worker))
-            if wanted and worker is None and self.result["waited"] > gateway.PENDING_S:
+            if wanted and worker is None and time.monotonic() - self.added > gateway.PENDING_S:
                 self.act("add", found)
             time.sleep(POLL_S)
 

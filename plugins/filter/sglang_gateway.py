@@ -29,6 +29,14 @@ def worker_url(node):
     return f"{parts.scheme}://{parts.netloc}"
 
 
+def routers(gateways, node, nodes):
+    """Return the names of those gateways (a list of hostvars) that route to a node.
+
+    nodes: all nodes, which a gateway routes to unless its sglang_gateway_nodes says otherwise.
+    """
+    return [item["inventory_hostname"] for item in gateways if node in item.get("sglang_gateway_nodes", nodes)]
+
+
 def words(flags):
     """Return a mapping of long flags as the words of a command line; true is a flag alone, false and null are left out."""
     found = []
@@ -93,6 +101,7 @@ class FilterModule:
     def filters(self):
         return {
             "sglang_gateway_worker_url": worker_url,
+            "sglang_gateway_routers": routers,
             "sglang_gateway_words": words,
             "sglang_gateway_node_problems": node_problems,
         }
