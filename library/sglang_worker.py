@@ -8,9 +8,11 @@ DOCUMENTATION = r"""
 module: sglang_worker
 short_description: Add a worker to a router of SGLang servers, hold it out, or remove it
 description:
-  - Runs on the router's host, for one worker. It asks the router for its workers, decides, and waits until what was wanted is true.
-    Added is a worker that the router calls ready; removed is one that the router does not list any more.
-  - Requests that run through a removed worker go on to their end. The router does not count them any longer, so ask the engine itself.
+  - Runs on the router's host, for one worker. It asks the router for its workers, decides, and waits until
+    what was wanted is true. Added is a worker that the router calls ready; removed is one that the router
+    does not list any more.
+  - Requests that run through a removed worker go on to their end. The router does not count them any longer,
+    so ask the engine itself.
   - The last healthy worker is not removed.
   - Written for C(smg) 1.13, the SGLang Model Gateway.
 author: sglang-kit contributors
@@ -39,12 +41,13 @@ options:
     description: File on the host with the key that the worker asks for. The router's own clients need it too.
     type: path
   ca_file:
-    description: File on the host with the certificates that may vouch for the worker, in PEM format. Without it those of the system.
+    description: >-
+      File on the host with certificates that may vouch for the worker, in PEM format, beside the system's.
     type: path
   remember:
     description: >-
-      File on the host with the list of workers, which the router's launcher keeps the router to. The list is written before the
-      router is told. Without it, the router forgets the worker when it is restarted.
+      File on the host with the list of workers, which the router's launcher keeps the router to. The list is
+      written before the router is told. Without it, the router forgets the worker when it is restarted.
     type: path
   keep_last:
     description: Whether to refuse to remove the last healthy worker.
@@ -57,7 +60,8 @@ options:
   prove:
     description:
       - Also ask for an answer, since health alone does not show a key that the worker refuses.
-      - First the worker itself is asked, with O(worker_key_file), then the router, until an answer comes from this worker.
+      - First the worker itself is asked, with O(worker_key_file), then the router, until an answer comes from
+        this worker.
     type: bool
     default: false
 attributes:
@@ -68,8 +72,8 @@ attributes:
     description: Shows the list of workers, before and after.
     support: full
 notes:
-  - A router that is not running cannot be asked. A worker is then only taken from the list in O(remember), so that the router
-    does not know it when it starts.
+  - A router that is not running cannot be asked. A worker is then only taken from the list in O(remember), so
+    that the router does not know it when it starts.
 """
 
 EXAMPLES = r"""
@@ -94,7 +98,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 workers:
-  description: The router's workers at the end, with C(url), C(id), C(status), C(healthy) and C(load), the requests in flight.
+  description: >-
+    The router's workers at the end, with C(url), C(id), C(status), C(healthy), and C(load), the requests in
+    flight.
   returned: when the router answers
   type: list
   elements: dict
@@ -315,8 +321,14 @@ class Task:
         health, models = self.ask("GET", "/health"), self.ask("GET", "/v1/models")
         said = f"/health: {gateway_http.in_words(health)}; /v1/models: {gateway_http.in_words(models)}"
         if models.status in (401, 403):
-            said += ". The worker does not know the router's key: compare sglang_gateway_worker_key with sglang_edge_clients"
-        return f"router {self.router_url} does not take {self.url} after {seconds} s ({status}). Asked from here: {said}"
+            said += (
+                ". The worker does not know the router's key: "
+                "compare sglang_gateway_worker_key with sglang_edge_clients"
+            )
+        return (
+            f"router {self.router_url} does not take {self.url} after {seconds} s ({status}). "
+            f"Asked from here: {said}"
+        )
 
     def ask(self, method, path, body=None, timeout_s=10):
         return gateway_http.ask(

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a router's workers are, what they should be, and what to do about it. Pure.
 
-The router forgets its workers when it ends, and a registration that waits for a node is neither listed nor can it be
-taken back. So the list of wanted workers is a file beside the router ("kept"): {"in": [urls], "out": [urls]}.
-"in" are to be registered. "out" are held out on purpose: a drain that nothing but put_back ends.
+The router forgets its workers when it ends, and a registration that waits for a node is neither listed nor
+can it be taken back. So the list of wanted workers is a file beside the router ("kept"):
+{"in": [urls], "out": [urls]}. "in" are to be registered; "out" are held out on purpose, until put_back.
 
 Standard library only, Python 3.8 and later: the router's launcher imports this file from its folder.
 """
@@ -16,7 +16,7 @@ import secrets
 from collections import namedtuple
 from urllib.parse import urlsplit
 
-# id: str, valid until the worker is removed. status: the router's word. healthy: bool. load: requests in flight.
+# id: str, until the worker is removed. status: the router's word. healthy: bool. load: requests in flight.
 Worker = namedtuple("Worker", ["url", "id", "status", "healthy", "load"])
 
 ROUTED_TO = "x-smg-routed-worker-id"
@@ -64,7 +64,7 @@ def is_ready(worker):
 
 
 def parse_kept(text):
-    """Return the kept list, {"in": [...], "out": [...]}, of a file's text; None is an empty one. ValueError."""
+    """Return the kept list of a file's text; None is an empty one. ValueError if it is none."""
     if text is None:
         return {"in": [], "out": []}
     try:
@@ -120,7 +120,7 @@ def correct(kept, workers):
 
 
 def question(model, number):
-    """Return a chat that no other question shares its beginning with, so that no cache decides where it goes."""
+    """Return a chat whose beginning is its own, so that no cache decides where it goes."""
     return {
         "model": model,
         "messages": [{"role": "user", "content": f"{secrets.token_hex(8)} {number}: say yes."}],

@@ -15,7 +15,8 @@ import urllib.error
 import urllib.request
 from collections import namedtuple
 
-# status: int, or None without an answer. text: the body. headers: names in small letters. error: words, or None.
+# status: int, or None without an answer. text: the body. headers: by their names in small letters.
+# error: words, or None.
 Answer = namedtuple("Answer", ["status", "text", "headers", "error"])
 REFUSED = "refused"
 
@@ -28,7 +29,11 @@ class _Straight(urllib.request.HTTPRedirectHandler):
 
 
 def ask(method, url, key=None, body=None, ca_file=None, timeout_s=10):
-    """Send one request, past any proxy: Answer. body: sent as JSON. ca_file: PEM of who may vouch for the server."""
+    """Send one request, past any proxy: Answer.
+
+    body: sent as JSON. ca_file: PEM of who may vouch for the server, beside the system's.
+    timeout_s: of each step.
+    """
     headers = {"Accept": "application/json"}
     if key:
         headers["Authorization"] = "Bearer " + key
@@ -64,14 +69,17 @@ def _answer(status, stream):
 
 
 def in_words(answer):
-    """Return what an answer says, for a message: status and the beginning of the body, or why there is none."""
+    """Return what an answer says, for a message: status and beginning, or why there is none."""
     if answer.status is None:
         return answer.error
     return f"{answer.status} {answer.text.strip()[:300]}".strip()
 
 
 class Router:
-    """A router's own interface. key: its control key. worker_key: what workers ask for, and the router of clients."""
+    """A router's own interface.
+
+    key: its control key. worker_key: what its workers ask for, or None. timeout_s: of each step.
+    """
 
     def __init__(self, url, key, worker_key=None, timeout_s=10):
         self._url = url

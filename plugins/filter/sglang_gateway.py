@@ -1,6 +1,6 @@
 # Copyright: the sglang-kit contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Judge on the controller what a router is given, and put it into the router's words. No finding holds a secret."""
+"""Judge on the controller what a router is given, and put it into its words. No finding holds a secret."""
 
 from __future__ import annotations
 
@@ -34,11 +34,16 @@ def routers(gateways, node, nodes):
 
     nodes: all nodes, which a gateway routes to unless its sglang_gateway_nodes says otherwise.
     """
-    return [item["inventory_hostname"] for item in gateways if node in item.get("sglang_gateway_nodes", nodes)]
+    return [
+        item["inventory_hostname"] for item in gateways if node in item.get("sglang_gateway_nodes", nodes)
+    ]
 
 
 def words(flags):
-    """Return a mapping of long flags as the words of a command line; true is a flag alone, false and null are left out."""
+    """Return a mapping of long flags as words of a command line.
+
+    true is a flag alone; false and null are left out; a list is several words.
+    """
     found = []
     for flag, value in flags.items():
         if value is None or value is False:
@@ -59,8 +64,8 @@ def node_problems(nodes, worker_key, engines):
         problems.append("sglang_gateway_nodes: there is no node to send requests to.")
     if not KEY.fullmatch(worker_key):
         problems.append(
-            f"sglang_gateway_worker_key: it has {len(worker_key)} characters; expected 32 to 128 of A-Z a-z 0-9 _ -, "
-            "for example from `openssl rand -hex 32`."
+            f"sglang_gateway_worker_key: it has {len(worker_key)} characters; expected 32 to 128 of "
+            "A-Z a-z 0-9 _ -, for example from `openssl rand -hex 32`."
         )
     for node in nodes:
         problems.extend(_problems_of(node, worker_key, engines))
@@ -72,17 +77,17 @@ def _problems_of(node, worker_key, engines):
     if node.get("sglang_edge_enabled") in (True, "true", "True", "yes"):
         clients = [item for item in node.get("sglang_edge_clients") or [] if item.get("key") == worker_key]
         if not clients:
-            yield f"{name}: none of its sglang_edge_clients has the key sglang_gateway_worker_key; it would answer 401."
+            yield f"{name}: none of its sglang_edge_clients has the key sglang_gateway_worker_key."
         for client in clients:
             if int(client.get("requests_per_minute") or 0) or int(client.get("concurrent") or 0):
                 yield (
-                    f"{name}: client {client['name']!r} has a limit, which would count for all clients of the router "
-                    "together. Give limits to sglang_gateway_clients."
+                    f"{name}: client {client['name']!r} has a limit, which would count for all clients of "
+                    "the router together. Give limits to sglang_gateway_clients."
                 )
     elif not node.get("sglang_gateway_worker_url"):
         yield (
-            f"{name}: it has no edge, and its engine listens on the node alone. Set sglang_edge_enabled there, or "
-            "sglang_gateway_worker_url."
+            f"{name}: it has no edge, and its engine listens on the node alone. Set sglang_edge_enabled "
+            "there, or sglang_gateway_worker_url."
         )
     version = node.get("sglang_engine_version")
     if version and not _within(str(version), engines):

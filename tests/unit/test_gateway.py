@@ -1,6 +1,6 @@
 # Copyright: the sglang-kit contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Workers of a router: what is decided, and what the module does with a router that behaves as smg 1.13 was seen to."""
+"""Workers of a router: what is decided, and what the module does with a router like smg 1.13."""
 
 import http.server
 import importlib.util
@@ -145,8 +145,10 @@ def test_a_list_of_workers_is_read_and_nothing_else():
 
 
 class StandIn:
-    """A router and its workers in one server, as smg 1.13.0 was seen to behave: 202 for what is only begun, a worker that
-    drains for some time before it is gone, one that is neither listed nor deleted while it waits for its health.
+    """A router and its workers in one server, as smg 1.13.0 was seen to behave.
+
+    202 says that something is begun. A worker drains for some time before it is gone; one that waits for its
+    health is neither listed nor deleted.
 
     drain_s: seconds of draining. deaf: URLs that never become ready. wrong_key: workers answer 401.
     """
@@ -183,7 +185,11 @@ class StandIn:
         self.server.server_close()
 
     def put(self, url, status="ready"):
-        self.listed[url] = {"id": f"id-{len(self.calls)}-{url[-4:]}", "status": status, "since": time.monotonic()}
+        self.listed[url] = {
+            "id": f"id-{len(self.calls)}-{url[-4:]}",
+            "status": status,
+            "since": time.monotonic(),
+        }
 
     def answer(self, method, path, headers, body):
         key = (headers.get("Authorization") or "").replace("Bearer ", "")
@@ -207,11 +213,18 @@ class StandIn:
                 del self.listed[url]
         if method == "GET":
             found = [
-                {"url": url, "id": item["id"], "status": item["status"], "is_healthy": item["status"] == "ready"}
+                {
+                    "url": url,
+                    "id": item["id"],
+                    "status": item["status"],
+                    "is_healthy": item["status"] == "ready",
+                }
                 for url, item in self.listed.items()
             ]
             return 200, {"workers": found}
-        self.calls.append((method, body["url"] if body else path.rpartition("/")[2], (body or {}).get("api_key")))
+        self.calls.append(
+            (method, body["url"] if body else path.rpartition("/")[2], (body or {}).get("api_key"))
+        )
         if method == "POST":
             if body["url"] in self.listed:
                 return 409, {"code": "WORKER_ALREADY_EXISTS"}
@@ -437,7 +450,10 @@ def client(**more):
         ({**client(), "sglang_engine_version": "0.5.8"}, "sglang_engine_version is 0.5.8"),
         ({**client(), "sglang_engine_version": "0.6.0"}, "sglang_engine_version is 0.6.0"),
         ({}, "none of its sglang_edge_clients has the key"),
-        ({"sglang_edge_clients": [{"name": "gateway", "key": "k" * 32}]}, "none of its sglang_edge_clients has"),
+        (
+            {"sglang_edge_clients": [{"name": "gateway", "key": "k" * 32}]},
+            "none of its sglang_edge_clients has",
+        ),
         (client(concurrent=8), "client 'gateway' has a limit"),
         (client(requests_per_minute=60), "client 'gateway' has a limit"),
         ({"sglang_edge_enabled": False}, "it has no edge"),

@@ -7,15 +7,15 @@ Runs under the interpreter of the router's virtual environment, between systemd 
 - smg takes keys as arguments alone, which every user of the host could read: here they come from systemd's
   credentials ("control-key", "worker-key") and never leave this process;
 - smg forgets its workers when it ends, gives up on one that is away for long, and cannot take back a
-  registration that it has begun: so the list is a file, and a thread registers and removes by it, a worker only
-  when its health is seen;
+  registration that it has begun: so the list is a file, and a thread registers and removes by it, a worker
+  only when its health is seen;
 - READY is said when the router answers.
 
-usage: router.py FOLDER             run with the files of this folder: arguments.json (the flags, as a list of words),
-                                    workers.json (gateway.py says how it looks), inputs (a digest of all that this
-                                    start is made from; it is shown in the runtime directory)
-       router.py --check ARGUMENTS  start with the flags of this file on free ports, without workers, and end: 0 if
-                                    the router takes them; its own words, and not 0, if not
+usage: router.py FOLDER             run with the files of this folder: arguments.json (the flags, as a list
+                                    of words), workers.json (gateway.py says how it looks), inputs (a digest
+                                    of all that this start is made from, shown in the runtime directory)
+       router.py --check ARGUMENTS  start with the flags of this file on free ports, without workers, and end:
+                                    0 if the router takes them; its own words, and not 0, if not
 """
 
 import argparse
@@ -41,8 +41,14 @@ launch_router.print_banner = lambda *_words: None
 
 def say(message, **fields):
     """Write one line in the form of the router's own log."""
-    record = {"timestamp": time.strftime("%F %T"), "level": "INFO", "message": message, **fields, "target": "keeper"}
-    print(json.dumps(record), flush=True)
+    record = {
+        "timestamp": time.strftime("%F %T"),
+        "level": "INFO",
+        "message": message,
+        **fields,
+        "target": "keeper",
+    }
+    print(json.dumps({**record, **fields}), flush=True)
 
 
 def credential(name):
