@@ -235,6 +235,21 @@ def requests(node):
     return sum(float(line.split()[-1]) for line in running(node).splitlines())
 
 
+def test_a_drain_that_takes_too_long_says_so_and_touches_nothing(gateway, node, route):
+    # Clients that ask the node itself, past any router, go on.
+    node.sh(
+        "sed 's/^/Authorization: Bearer /' /etc/sglang/credentials/engine-key >/run/header; chmod 600 /run/header\n"
+        "systemd-run --quiet --unit=long curl -fsS http://127.0.0.1:30000/v1/chat/completions -H @/run/header "
+        f"--json '{json.dumps(chat(1500))}'"
+    )
+    wait_until(lambda: requests(node) > 0, 30, "a request that runs")
+    before = node.invocation()
+    run = route("drain", on=NODE, extra={"sglang_gateway_idle_seconds": 4})
+    assert run.rc != 0 and "still has 1 requests that run or wait" in run.message
+    assert node.invocation() == before
+    node.sh("systemctl stop long")
+
+
 def test_a_node_is_put_back_and_answers(gateway, node, route, ask):
     run = route("undrain", on=NODE)
     assert run.rc == 0, run.message
@@ -288,14 +303,17 @@ def test_a_node_is_drained_while_the_router_is_down(gateway, route):
     gateway.sh("systemctl stop sglang-gateway")
     run = route("drain", on=NODE)
     assert run.rc == 0 and "it will not know" in run.stdout, run.message
-    gateway.sh("systemctl start sglang-gateway; sleep 6")
+    # It says that it is ready after the first look at its list.
+    gateway.sh("systemctl start sglang-gateway")
+    said = gateway.sh(f"journalctl --no-pager -o cat _SYSTEMD_INVOCATION_ID={started(gateway)}").stdout
+    assert "SECURITY POSTURE" in said and "adds a worker" not in said
     assert workers(gateway) == {}
     assert route("undrain", on=NODE).rc == 0
 
 
 def test_uninstall_leaves_nothing(gateway, route):
     for changes in (True, False):
-        run = route("tests/scenarios/gateway_uninstall.yml")
+        run = route("uninstall", extra={"uninstall_confirm": True})
         assert (run.rc, run.changed > 0) == (0, changes), run.message
     left = gateway.sh(
         "ls -d /usr/local/lib/sglang-gateway /{etc,opt}/sglang-gateway /etc/nginx/sglang_gateway", check=False
