@@ -238,9 +238,9 @@ def requests(node):
 def test_a_drain_that_takes_too_long_says_so_and_touches_nothing(gateway, node, route):
     # Clients that ask the node itself, past any router, go on.
     node.sh(
-        "sed 's/^/Authorization: Bearer /' /etc/sglang/credentials/engine-key >/run/header; chmod 600 /run/header\n"
-        "systemd-run --quiet --unit=long curl -fsS http://127.0.0.1:30000/v1/chat/completions -H @/run/header "
-        f"--json '{json.dumps(chat(1500))}'"
+        "umask 077; sed 's/^/Authorization: Bearer /' /etc/sglang/credentials/engine-key >/run/header\n"
+        "systemd-run --quiet --unit=long curl -fsS -H @/run/header "
+        f"--json '{json.dumps(chat(1500))}' http://127.0.0.1:30000/v1/chat/completions"
     )
     wait_until(lambda: requests(node) > 0, 30, "a request that runs")
     before = node.invocation()
