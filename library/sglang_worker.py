@@ -238,7 +238,9 @@ class Task:
 
     def run(self):
         wanted = self.state == "present"
-        with alone(self.remember):
+        with contextlib.ExitStack() as stack:
+            if not self.module.check_mode:
+                stack.enter_context(alone(self.remember))
             before, has_place = self.kept()
             found = self.workers()
             action = gateway.decide(found or [], self.url, self.state)

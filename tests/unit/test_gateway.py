@@ -6,8 +6,10 @@ import http.server
 import importlib.util
 import json
 import pathlib
+import sys
 import threading
 import time
+import types
 
 import pytest
 import sglang_worker
@@ -20,14 +22,14 @@ CONTROL_KEY, WORKER_KEY = "control" * 6, "worker_" * 6
 A, B = "https://a.example", "https://b.example:8443"
 
 
-def load_filters():
-    spec = importlib.util.spec_from_file_location("sglang_gateway", ROOT / "plugins/filter/sglang_gateway.py")
+def load(path):
+    spec = importlib.util.spec_from_file_location("loaded", ROOT / path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-filters = load_filters()
+filters = load("plugins/filter/sglang_gateway.py")
 
 
 def worker(url, status="ready", **more):
@@ -151,11 +153,12 @@ class StandIn:
     health is neither listed nor deleted.
 
     drain_s: seconds of draining. deaf: URLs that never become ready. wrong_key: workers answer 401.
+    elsewhere: how many answers come from another worker first. ill: health is 503.
     """
 
     def __init__(self):
         self.listed, self.calls, self.asked = {}, [], 0
-        self.drain_s, self.deaf, self.wrong_key, self.elsewhere = 0.6, set(), False, 0
+        self.drain_s, self.deaf, self.wrong_key, self.elsewhere, self.ill = 0.6, set(), False, 0, False
         stand_in = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -197,6 +200,8 @@ class StandIn:
             if key != CONTROL_KEY:
                 return 401, {"error": "Missing or invalid Authorization header"}, {}
             return (*self.workers(method, path, body), {})
+        if path == "/health":
+            return (503 if self.ill else 200), {}, {}
         if key != WORKER_KEY or self.wrong_key:
             return 401, {"error": {"code": "invalid_api_key"}}, {}
         if path == "/v1/models":
@@ -411,6 +416,59 @@ def test_a_broken_list_is_not_written_over(run, router, tmp_path):
 def test_a_key_does_not_follow_a_redirect(router):
     router.workers = lambda *_args: (302, {})
     assert gateway_http.Router(router.url, CONTROL_KEY).workers().status == 302
+
+
+# The launcher's thread that keeps a router to its list.
+@pytest.fixture
+def keeper(router, tmp_path, monkeypatch):
+    """One look of the keeper: keeper(in, out) returns all calls so far. smg itself is stood in for."""
+    monkeypatch.setitem(sys.modules, "smg", types.SimpleNamespace(launch_router=types.SimpleNamespace()))
+    monkeypatch.syspath_prepend(ROOT / "module_utils/sglang_kit")
+    program = load("roles/sglang_gateway/files/router.py")
+    path = tmp_path / "workers.json"
+    made = program.Keeper(
+        gateway_http.Router(router.url, CONTROL_KEY, WORKER_KEY), router.url, path, WORKER_KEY, None
+    )
+
+    def look(wanted, held=()):
+        path.write_text(gateway.write_kept({"in": list(wanted), "out": list(held)}))
+        made.keep()
+        return [call[:2] for call in router.calls]
+
+    look.path, look.made = path, made
+    return look
+
+
+def test_the_keeper_adds_who_is_healthy_and_waits_for_who_is_not(keeper, router):
+    router.ill = True
+    assert keeper([router.url]) == []
+    router.ill = False
+    assert keeper([router.url]) == [("POST", router.url)]
+    assert keeper([router.url]) == [("POST", router.url)]
+
+
+def test_the_keeper_begins_no_second_registration_beside_the_first(keeper, router):
+    router.deaf.add(router.url)
+    assert keeper([router.url]) == keeper([router.url]) == [("POST", router.url)]
+
+
+def test_the_keeper_removes_who_is_not_wanted(keeper, router):
+    router.put(router.url)
+    router.put(B)
+    assert keeper([router.url], [B]) == [("DELETE", router.listed[B]["id"])]
+    # It drains, and is not removed twice.
+    assert len(keeper([router.url], [B])) == 1
+
+
+def test_the_keeper_does_nothing_by_a_list_that_it_cannot_read(keeper, router, capsys):
+    router.put(B)
+    keeper.path.write_text("{")
+    keeper.made.keep()
+    keeper.path.unlink()
+    keeper.made.keep()
+    assert router.calls == []
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["level"] for line in said] == ["WARN", "WARN"]
 
 
 # What the role is given.

@@ -35,6 +35,8 @@ from smg import launch_router
 
 START_S = 20
 KEEP_INTERVAL_S = 5
+# Nodes that are away are asked one after the other.
+HEALTH_S = 10
 # Its logo is no line of a log.
 launch_router.print_banner = lambda *_words: None
 
@@ -129,15 +131,15 @@ class Keeper(threading.Thread):
             say(f"the list of workers cannot be kept: {error}", level="WARN")
             return
         add, remove = gateway.correct(kept, found)
+        for worker in remove:
+            say("removes a worker", worker=worker.url, answer=self.router.remove(worker.id).status)
         for url in add:
             if time.monotonic() - self.begun.get(url, -gateway.PENDING_S) < gateway.PENDING_S:
                 continue
-            health = gateway_http.ask("GET", url + "/health", self.worker_key, None, self.ca_file, 25)
+            health = gateway_http.ask("GET", url + "/health", self.worker_key, None, self.ca_file, HEALTH_S)
             if health.status == 200:
                 self.begun[url] = time.monotonic()
                 say("adds a worker", worker=url, answer=self.router.add(url).status)
-        for worker in remove:
-            say("removes a worker", worker=worker.url, answer=self.router.remove(worker.id).status)
 
 
 def run(folder):
