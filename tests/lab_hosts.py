@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 class Run:
-    """What one playbook run did: rc, changed (tasks), stdout and the results of failed tasks."""
+    """What one playbook run did: rc, changed (of its host, and by host), stdout, results of failed tasks."""
 
     def __init__(self, runner, host, seconds):
         self.rc = runner.rc
@@ -27,6 +27,7 @@ class Run:
         stats = runner.stats or {}
         self.events = list(runner.events)
         self.changed = stats.get("changed", {}).get(host, 0)
+        self.changed_by_host = {name: count for name, count in stats.get("changed", {}).items() if count}
         self.failures = [
             event["event_data"]["res"]
             for event in self.events

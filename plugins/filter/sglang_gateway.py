@@ -4,12 +4,17 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 from urllib.parse import urlsplit
 
 from ansible.errors import AnsibleFilterError
 from ansible.module_utils.compat.version import LooseVersion
 
+RESPONSES = re.compile(
+    r'(?m)^smg_http_responses_total\{path="([^"]+)",status_code="(\d+)"[^}]*\} ([0-9.eE+]+)$'
+)
 KEY = re.compile(r"[A-Za-z0-9_-]{32,128}")
 
 
@@ -102,9 +107,47 @@ def _within(version, engines):
     return LooseVersion(str(engines["first"])) <= key < LooseVersion(str(engines["below"]))
 
 
+def knowing(lists, url):
+    """Return the hosts whose list of workers names url, in or out on purpose.
+
+    lists: results of slurp, looped over hosts.
+    """
+    found = []
+    for item in lists:
+        kept = json.loads(base64.b64decode(item["content"]))
+        if url in kept["in"] + kept["out"]:
+            found.append(item["item"])
+    return found
+
+
+def answered(readings):
+    """Return how a router answered on /v1/ between two readings of its metrics.
+
+    {"all": requests, "failed": those with 5xx}. A reading that is lower than the one before is of a router that
+    was started in between.
+    """
+    counts = []
+    for text in readings:
+        by_status = {}
+        for path, status, count in RESPONSES.findall(text):
+            if path.startswith("/v1/"):
+                by_status[status] = by_status.get(status, 0) + int(float(count))
+        counts.append(by_status)
+    first, last = counts
+    since = {status: count - first.get(status, 0) for status, count in last.items()}
+    if any(count < 0 for count in since.values()):
+        since = last
+    return {
+        "all": sum(since.values()),
+        "failed": sum(count for status, count in since.items() if status.startswith("5")),
+    }
+
+
 class FilterModule:
     def filters(self):
         return {
+            "sglang_gateway_answered": answered,
+            "sglang_gateway_knowing": knowing,
             "sglang_gateway_worker_url": worker_url,
             "sglang_gateway_routers": routers,
             "sglang_gateway_words": words,
