@@ -34,6 +34,12 @@ def worker_url(node):
     return f"{parts.scheme}://{parts.netloc}"
 
 
+def answering(nodes, hostvars, groups):
+    """Return those of nodes (names) that answer clients: of hosts that are one server, rank 0 alone."""
+    spans = {node: groups.get(hostvars[node].get("sglang_server_span") or "", [node]) for node in nodes}
+    return [node for node in nodes if spans[node][:1] == [node]]
+
+
 def routers(gateways, node, nodes):
     """Return the names of those gateways (a list of hostvars) that route to a node.
 
@@ -123,8 +129,8 @@ def knowing(lists, url):
 def answered(readings):
     """Return how a router answered on /v1/ between two readings of its metrics.
 
-    {"all": requests, "failed": those with 5xx}. A reading that is lower than the one before is of a router that
-    was started in between.
+    {"all": requests, "failed": those with 5xx}. A reading that is lower than the one before is of a router
+    that was started in between.
     """
     counts = []
     for text in readings:
@@ -147,6 +153,7 @@ class FilterModule:
     def filters(self):
         return {
             "sglang_gateway_answered": answered,
+            "sglang_gateway_answering": answering,
             "sglang_gateway_knowing": knowing,
             "sglang_gateway_worker_url": worker_url,
             "sglang_gateway_routers": routers,

@@ -54,3 +54,9 @@ def test_a_router_that_has_answered_nothing_yet_counts_from_nothing():
         "all": 3,
         "failed": 1,
     }
+
+
+def test_of_hosts_that_are_one_server_rank_0_alone_answers():
+    hostvars = {"n1": {}, "n2": {"sglang_server_span": "pair"}, "n3": {"sglang_server_span": "pair"}}
+    groups = {"pair": ["n3", "n2"]}
+    assert filters["sglang_gateway_answering"](["n1", "n2", "n3"], hostvars, groups) == ["n1", "n3"]
