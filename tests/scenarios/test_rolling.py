@@ -12,7 +12,7 @@ from tests.lab_hosts import ROOT, wait_until
 
 MODEL = "kimi-k2.5-tiny"
 KEYS = {"lab_worker_key": secrets.token_hex(16), "lab_client_key": secrets.token_hex(16)}
-# Two questions a second until a file is gone, every other one as a stream; prints what became of each.
+# A question a second until a file is gone, every other one as a stream; prints what became of each.
 LOAD = r"""
 import http.client, json, os, ssl, threading, time
 trust = ssl.create_default_context(); trust.check_hostname = False; trust.verify_mode = ssl.CERT_NONE
@@ -51,7 +51,7 @@ threads = []
 while os.path.exists("/run/load/go"):
     threads.append(threading.Thread(target=ask, args=(len(threads),)))
     threads[-1].start()
-    time.sleep(0.5)
+    time.sleep(1)
 for thread in threads:
     thread.join()
 print(json.dumps({"asked": len(threads)}), flush=True)
