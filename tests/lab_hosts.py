@@ -15,6 +15,8 @@ import ansible_runner
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+# Says the header with the engine's key, or nothing where the engine asks for none.
+ENGINE_KEY = "sed 's/^/Authorization: Bearer /' /etc/sglang/credentials/engine-key 2>/dev/null"
 
 
 class Run:
@@ -65,9 +67,9 @@ class Node:
         return done
 
     def ask(self, path, body=None):
-        """Ask the engine on the node; returns the decoded JSON answer."""
+        """Ask the engine on the node, with its key if it has one; returns the decoded JSON answer."""
         data = "-H 'Content-Type: application/json' -d @-" if body is not None else ""
-        script = f"curl -fsS {data} http://127.0.0.1:30000{path}"
+        script = f"curl -fsS -H @<({ENGINE_KEY}) {data} http://127.0.0.1:30000{path}"
         if body is not None:
             script += f" <<'BODY'\n{json.dumps(body)}\nBODY"
         return json.loads(self.sh(script).stdout)

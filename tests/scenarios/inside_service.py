@@ -66,6 +66,21 @@ def compiled_kernel():
     program.unlink()
 
 
+def memory():
+    """The policy that the service starts with, in numactl's words."""
+    done = subprocess.run(["numactl", "--show"], stdout=subprocess.PIPE, check=True, text=True)
+    return done.stdout.splitlines()[0]
+
+
+def bound_process():
+    """Start a process on one NUMA node as the engine does for each GPU: by a script in /tmp."""
+    program = pathlib.Path("/tmp/inside.sh")
+    program.write_text("#!/bin/sh\nexec numactl --cpunodebind=0 --membind=0 true\n")
+    program.chmod(0o700)
+    subprocess.run([str(program)], check=True)
+    program.unlink()
+
+
 attempt("etc", write, "/etc/inside")
 attempt("engine", write, "/opt/sglang/current/engine/inside")
 attempt("models", write, "/srv/models/inside")
@@ -82,3 +97,5 @@ attempt("others", foreign_processes)
 attempt("machine_code", machine_code)
 attempt("compiled_kernel", compiled_kernel)
 attempt("threads", lambda: os.sched_setaffinity(0, os.sched_getaffinity(0)))
+attempt("memory", memory)
+attempt("bound_process", bound_process)

@@ -512,7 +512,8 @@ FOUND_INSIDE = {
     "packets": "Address family not supported by protocol",
     **dict.fromkeys(("outside", "namespace", "mount", "trace"), NOT_PERMITTED),
     # What compilers and kernels need.
-    **dict.fromkeys(("machine_code", "compiled_kernel", "threads"), "works"),
+    **dict.fromkeys(("machine_code", "compiled_kernel", "threads", "bound_process"), "works"),
+    "memory": "policy: default",
 }
 
 
@@ -566,6 +567,27 @@ def test_a_restart_loses_no_stream_and_opens_again(node, edge, trust):
     )
     wait_until(lambda: edge("GET", "/v1/models", KEYS["alice"])[0] == 200, 300, "an open edge")
     assert node.sh("systemctl is-active sglang").stdout == "active\n", "it opens when the server answers"
+
+
+def test_a_boot_brings_all_of_it_up_with_nobody_there(node, edge):
+    before, invocation = node.current(), node.invocation()
+    node.sh("touch /run/before-the-boot; systemctl reboot")
+    # A boot empties /run; until ssh is back the status is another one.
+    wait_until(lambda: node.sh("test -e /run/before-the-boot", check=False).returncode == 1, 120, "a boot")
+    seen = []
+
+    def served():
+        try:
+            seen.append(edge("POST", "/v1/chat/completions", KEYS["alice"], chat(4))[0])
+        except OSError:
+            seen.append(None)
+        return seen[-1] == 200
+
+    wait_until(served, 300, "an answer through the edge")
+    assert set(seen) <= {None, 503, 200}
+    assert node.current() == before
+    assert node.invocation() != invocation
+    assert node.sh("systemctl is-active sglang nginx").stdout == "active\nactive\n"
 
 
 def test_an_upgrade_serves_or_turns_away_and_cuts_nothing(edge, publish):

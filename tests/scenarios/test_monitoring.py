@@ -135,7 +135,8 @@ def test_the_engine_exposes_what_the_rules_read(node):
             "max_tokens": 64,
             "stream": stream,
         }
-        node.sh(f"curl -fsS --json '{json.dumps(body)}' http://127.0.0.1:30000/v1/chat/completions")
+        ask = f"curl -fsS -H @<({lab_hosts.ENGINE_KEY}) --json @- http://127.0.0.1:30000/v1/chat/completions"
+        node.sh(f"{ask} <<'BODY'\n{json.dumps(body)}\nBODY")
     version = version_key(node.ask("/server_info")["version"])
     exposed = set(
         re.findall(r"^(sglang:\w+)", node.sh("curl -fsS http://127.0.0.1:30000/metrics").stdout, re.MULTILINE)
