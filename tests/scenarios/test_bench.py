@@ -133,7 +133,7 @@ def test_the_page_in_a_browser(node, play, report):
     """Draws all that was measured above, on a host without the network that it was made with."""
     extra = {
         **EDGE,
-        "sglang_bench_concurrency": [1],
+        "sglang_bench_concurrency": [1, 2],
         "sglang_bench_rounds": 1,
         "sglang_bench_report": str(report),
     }

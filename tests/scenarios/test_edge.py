@@ -66,6 +66,8 @@ def publish(play, tmp_path):
                 "sglang_edge_self_signed": True,
                 "sglang_edge_clients": wanted,
                 "sglang_edge_metrics_networks": ["10.99.7.1/32"],
+                # The lab leaves it out; tool calls that are asked for are written by it.
+                "sglang_server_arguments": {"grammar-backend": "xgrammar"},
                 **(extra or {}),
             },
         )
@@ -319,7 +321,7 @@ def test_real_clients(node):
     node.sh("grep -q edge1 /etc/hosts || echo 127.0.0.1 edge1 >>/etc/hosts")
     # The openai package of the engine's own tree; it must not leave bytecode there.
     program = f"""
-import openai, httpx
+import json, openai, httpx
 def connect(key):
     return openai.OpenAI(base_url="https://edge1/v1", api_key=key, max_retries=0,
                          http_client=httpx.Client(verify="/etc/nginx/sglang/certificate.pem"))
@@ -330,11 +332,26 @@ ask = dict(model="{MODEL}", messages=[{{"role": "user", "content": "Hi"}}], max_
 plain = complete(**ask).choices[0].message.content
 streamed = "".join(piece.choices[0].delta.content or "" for piece in complete(stream=True, **ask))
 assert plain == streamed and len(plain) == 16, (plain, streamed)
-parameters = {{"type": "object", "properties": {{"place": {{"type": "string"}}}}, "required": ["place"]}}
-weather = {{"name": "weather", "description": "The weather of a place", "parameters": parameters}}
-answer = complete(tools=[{{"type": "function", "function": weather}}], tool_choice="auto", **ask)
-# The tiny model calls nothing: what is shown is that such a request passes, and its answer is understood.
+place = {{"type": "string", "enum": ["Oslo", "Rome"]}}
+parameters = {{"type": "object", "properties": {{"place": place}}, "required": ["place"], "additionalProperties": False}}
+weather = {{"name": "weather", "description": "The weather of a place", "parameters": parameters, "strict": True}}
+ask["tools"] = [{{"type": "function", "function": weather}}]
+answer = complete(tool_choice="auto", **ask)
+# The tiny model calls nothing of itself.
 assert (answer.choices[0].finish_reason, answer.choices[0].message.tool_calls) == ("length", None)
+# Told to, it writes a call in the model's own format, as the grammar makes it. It knows no end where the grammar has
+# a choice: what ends a number, a blank or a text is made likely. Its tokens of printable characters begin with "!".
+ends = {{str(ord(sign) - ord("!")): 100 for sign in '<":{{}}'}}
+ask.update(tool_choice={{"type": "function", "function": {{"name": "weather"}}}}, max_tokens=300, logit_bias=ends)
+answer = complete(**ask).choices[0]
+(call,) = answer.message.tool_calls
+assert (answer.finish_reason, call.function.name) == ("tool_calls", "weather"), answer
+assert json.loads(call.function.arguments)["place"] in ("Oslo", "Rome"), call
+pieces = [piece.choices[0] for piece in complete(stream=True, **ask)]
+parts = [part.function for piece in pieces for part in piece.delta.tool_calls or []]
+assert [part.name for part in parts if part.name] == ["weather"], parts
+assert "".join(part.arguments or "" for part in parts) == call.function.arguments, parts
+assert len(parts) > 2 and pieces[-1].finish_reason == "tool_calls", pieces[-1]
 try:
     connect("x").models.list()
     raise SystemExit("let in without a key")
