@@ -319,48 +319,17 @@ def test_streams_come_as_they_are_made(trust):
 
 def test_real_clients(node):
     node.sh("grep -q edge1 /etc/hosts || echo 127.0.0.1 edge1 >>/etc/hosts")
+    given = {
+        "url": "https://edge1/v1",
+        "model": MODEL,
+        "key": KEYS["alice"],
+        "ca": "/etc/nginx/sglang/certificate.pem",
+    }
+    program = (ROOT / "tests/scenarios/openai_client.py").read_text()
     # The openai package of the engine's own tree; it must not leave bytecode there.
-    program = f"""
-import json, openai, httpx
-def connect(key):
-    return openai.OpenAI(base_url="https://edge1/v1", api_key=key, max_retries=0,
-                         http_client=httpx.Client(verify="/etc/nginx/sglang/certificate.pem"))
-client = connect("{KEYS["alice"]}")
-complete = client.chat.completions.create
-assert [model.id for model in client.models.list()] == ["{MODEL}"]
-ask = dict(model="{MODEL}", messages=[{{"role": "user", "content": "Hi"}}], max_tokens=16, temperature=0)
-plain = complete(**ask).choices[0].message.content
-streamed = "".join(piece.choices[0].delta.content or "" for piece in complete(stream=True, **ask))
-assert plain == streamed and len(plain) == 16, (plain, streamed)
-place = {{"type": "string", "enum": ["Oslo", "Rome"]}}
-parameters = {{"type": "object", "properties": {{"place": place}}, "required": ["place"], "additionalProperties": False}}
-weather = {{"name": "weather", "description": "The weather of a place", "parameters": parameters, "strict": True}}
-ask["tools"] = [{{"type": "function", "function": weather}}]
-answer = complete(tool_choice="auto", **ask)
-# The tiny model calls nothing of itself.
-assert (answer.choices[0].finish_reason, answer.choices[0].message.tool_calls) == ("length", None)
-# Told to, it writes a call in the model's own format, as the grammar makes it. It knows no end where the grammar has
-# a choice: what ends a number, a blank or a text is made likely. Its tokens of printable characters begin with "!".
-ends = {{str(ord(sign) - ord("!")): 100 for sign in '<":{{}}'}}
-ask.update(tool_choice={{"type": "function", "function": {{"name": "weather"}}}}, max_tokens=300, logit_bias=ends)
-answer = complete(**ask).choices[0]
-(call,) = answer.message.tool_calls
-assert (answer.finish_reason, call.function.name) == ("tool_calls", "weather"), answer
-assert json.loads(call.function.arguments)["place"] in ("Oslo", "Rome"), call
-pieces = [piece.choices[0] for piece in complete(stream=True, **ask)]
-parts = [part.function for piece in pieces for part in piece.delta.tool_calls or []]
-assert [part.name for part in parts if part.name] == ["weather"], parts
-assert "".join(part.arguments or "" for part in parts) == call.function.arguments, parts
-assert len(parts) > 2 and pieces[-1].finish_reason == "tool_calls", pieces[-1]
-try:
-    connect("x").models.list()
-    raise SystemExit("let in without a key")
-except openai.AuthenticationError as error:
-    assert error.code == "invalid_api_key", error
-print("passed with openai", openai.__version__)
-"""
-    python = "PYTHONDONTWRITEBYTECODE=1 /opt/sglang/current/engine/bin/python -"
-    said = node.sh(f"{python} <<'PROGRAM'\n{program}\nPROGRAM").stdout
+    python = "PYTHONDONTWRITEBYTECODE=1 /opt/sglang/current/engine/bin/python"
+    node.sh(f"cat >/run/client.py <<'PROGRAM'\n{program}\nPROGRAM")
+    said = node.sh(f"{python} /run/client.py <<'GIVEN'\n{json.dumps(given)}\nGIVEN").stdout
     assert said.startswith("passed with openai "), said
     body = json.dumps(chat(16, stream=True))
     events = node.sh(
