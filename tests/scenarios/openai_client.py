@@ -5,12 +5,14 @@ JSON on stdin.
 """
 
 import json
+import pathlib
 import sys
 
 import httpx
 import openai
 
 GIVEN = json.load(sys.stdin)
+TOKENIZER = pathlib.Path("/opt/sglang/current/model/tokenizer.json")
 PLACES = ["Oslo", "Rome"]
 PARAMETERS = {
     "type": "object",
@@ -52,10 +54,14 @@ def tools_that_are_asked_for():
     """Told to call, it writes a call in the model's own format, since the grammar leaves it nothing else."""
     tool = {"type": "function", "function": {**WEATHER, "strict": True}}
     choice = {"type": "function", "function": {"name": "weather"}}
-    # Where the grammar has a choice the tiny model would go on for ever: what ends a number or a blank is
-    # made likely. Its tokens are the printable characters, from "!" on.
-    ends = {str(ord(sign) - ord("!")): 100 for sign in '<":{}'}
-    ask = {"tools": [tool], "tool_choice": choice, "max_tokens": 300, "logit_bias": ends}
+    # Where the grammar has a choice the tiny model would go on for ever, and spell the format's own tokens by
+    # their characters: what ends a number or a blank is made likely, and those tokens more so.
+    vocabulary = json.loads(TOKENIZER.read_text(encoding="utf-8"))
+    likely = {str(vocabulary["model"]["vocab"][sign]): 100 for sign in '":{}'}
+    likely.update(
+        (str(token["id"]), 200) for token in vocabulary["added_tokens"] if "tool_call" in token["content"]
+    )
+    ask = {"tools": [tool], "tool_choice": choice, "max_tokens": 64, "logit_bias": likely}
     answer = complete(**ask).choices[0]
     (call,) = answer.message.tool_calls
     assert (answer.finish_reason, call.function.name) == ("tool_calls", "weather"), answer
