@@ -573,7 +573,9 @@ def test_a_boot_brings_all_of_it_up_with_nobody_there(node, edge):
     assert set(seen) <= {None, 503, 200}
     assert node.current() == before
     assert node.invocation() != invocation
-    assert node.sh("systemctl is-active sglang nginx").stdout == "active\nactive\n"
+    # The engine's first answers come a moment before the launcher's own question is answered.
+    active = "systemctl is-active sglang nginx"
+    wait_until(lambda: node.sh(active, check=False).stdout == "active\nactive\n", 60, "both active")
 
 
 def test_an_upgrade_serves_or_turns_away_and_cuts_nothing(edge, publish):
