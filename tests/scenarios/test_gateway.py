@@ -121,7 +121,7 @@ def test_a_node_and_its_router_are_deployed(gateway, node, route):
     )
     run = route("gateway", "--diff", "-vvv")
     assert run.rc == 0, run.message
-    watched = gateway.sh("systemctl stop watch; cat /root/watched; rm /root/watched*").stdout
+    watched = gateway.sh("systemctl stop watch; cat /run/watched; rm /run/watched*").stdout
     assert "router.py" in watched
     secret = [*KEYS.values(), gateway.sh("cat /etc/sglang-gateway/credentials/control-key").stdout.strip()]
     assert len(secret[-1]) == 64
