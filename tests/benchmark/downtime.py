@@ -10,6 +10,7 @@ import pathlib
 import statistics
 import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HOST = sys.argv[1] if len(sys.argv) > 1 else "node1"
@@ -67,8 +68,11 @@ def deploy(checkpoint):
     """Deploy; what ansible runs has a low priority: it shares processors with the engine in the lab alone."""
     command = ["nice", "-n", "19", ".venv/bin/ansible-playbook", "deploy.yml", "-i", "inventories/lab"]
     command += ["--limit", HOST, "-e", f"lab_checkpoint={checkpoint}"]
-    command += ["-e", f"ansible_python_interpreter={NICE}"]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    with tempfile.NamedTemporaryFile("w", suffix=".yml") as inventory:
+        inventory.write(f"sglang: {{hosts: {{{HOST}: {{ansible_python_interpreter: {NICE}}}}}}}\n")
+        inventory.flush()
+        command += ["-i", inventory.name]
+        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
 def bare():

@@ -115,7 +115,7 @@ def test_a_node_and_its_router_are_deployed(gateway, node, route):
     assert run.rc == 0, run.message
     # What any user of the host could see meanwhile: all arguments, and all environments.
     gateway.sh(
-        "systemd-run --quiet --unit=watch bash -c 'cd /root; touch watched; while sleep 0.2; do "
+        "systemd-run --quiet --unit=watch bash -c 'cd /run; touch watched; while sleep 0.2; do "
         'cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null | tr "\\0" "\\n" | '
         "sort -u - watched >watched.new; mv watched.new watched; done'"
     )
