@@ -20,14 +20,13 @@ import time
 
 import pytest
 import yaml
-from ansible.module_utils.sglang_kit import attestation, probe, redaction, startup_log
+from ansible.module_utils.sglang_kit import addresses, attestation, companions, probe, redaction, startup_log
 
 from tests import lab_hosts
 from tests.lab_hosts import ROOT, wait_until
 
-sys.modules.setdefault("attestation", attestation)
-sys.modules.setdefault("redaction", redaction)
-sys.modules.setdefault("startup_log", startup_log)
+for neighbour in (addresses, attestation, companions, redaction, startup_log):
+    sys.modules.setdefault(neighbour.__name__.rpartition(".")[2], neighbour)
 LAUNCHER = runpy.run_path(str(ROOT / "roles/sglang_server/files/launcher.py"))
 # Seconds between two looks of the gate.
 POLL_S = 2.0
