@@ -83,6 +83,15 @@ class Node:
         return self.sh("systemctl show -P InvocationID sglang").stdout.strip()
 
 
+def workers(gateway):
+    """What the router on a host says of its workers: {url: status}."""
+    said = gateway.sh(
+        'curl -fsS -H "Authorization: Bearer $(cat /etc/sglang-gateway/credentials/control-key)" '
+        "http://127.0.0.1:30100/workers"
+    ).stdout
+    return {item["url"]: item["status"] for item in json.loads(said)["workers"]}
+
+
 # Asks the engine for its version over and over; prints the second and the version of each answer, or "-".
 WATCH = r"""
 import json, time, urllib.request

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests import lab_hosts
-from tests.lab_hosts import wait_until
+from tests.lab_hosts import wait_until, workers
 
 GATEWAY, NODE = "gate-way1", "gate-node1"
 MODEL = "kimi-k2.5-tiny"
@@ -82,15 +82,6 @@ def chat(tokens=4, **more):
 
 def complete(ask, tokens=4, **more):
     return ask("POST", "/v1/chat/completions", body=chat(tokens, **more))
-
-
-def workers(gateway):
-    """What the router itself says: {url: status}."""
-    said = gateway.sh(
-        "curl -fsS http://127.0.0.1:30100/workers "
-        '-H "Authorization: Bearer $(cat /etc/sglang-gateway/credentials/control-key)"'
-    ).stdout
-    return {item["url"]: item["status"] for item in json.loads(said)["workers"]}
 
 
 def started(gateway):

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from tests import lab_hosts
-from tests.lab_hosts import ROOT, wait_until
+from tests.lab_hosts import ROOT, wait_until, workers
 
 MODEL = "kimi-k2.5-tiny"
 KEYS = {"lab_worker_key": secrets.token_hex(16), "lab_client_key": secrets.token_hex(16)}
@@ -120,15 +120,6 @@ def load(way):
 
 def lost(answers):
     return [item for item in answers if not item["whole"]]
-
-
-def workers(way):
-    """The router's workers, {url: status}."""
-    text = way.sh(
-        'curl -fsS -H "Authorization: Bearer $(cat /etc/sglang-gateway/credentials/control-key)" '
-        "http://127.0.0.1:30100/workers"
-    ).stdout
-    return {item["url"]: item["status"] for item in json.loads(text)["workers"]}
 
 
 def both_ready(way):
