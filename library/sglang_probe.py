@@ -9,7 +9,7 @@ module: sglang_probe
 short_description: Take one observation of the SGLang server
 description:
   - Says in what state the server's unit is, in which phase its start is and how far, and what it answers
-    over HTTP. It returns at once, waits for nothing and makes the server generate nothing.
+    over HTTP. It makes the server generate nothing, and returns at once unless it is told to O(wait).
   - A closed port is no sign of failure. SGLang listens only after the weights are loaded.
   - Works where the unit, the port or systemd do not exist; it then says so.
 author: sglang-kit contributors
@@ -45,6 +45,16 @@ options:
   log_lines:
     description: How many of the last lines of this start to return, without progress bars.
     type: int
+    default: 0
+  seen:
+    description:
+      - What an earlier observation returned as RV(unit). It waits for as long as systemd says no other.
+    type: dict
+  wait:
+    description:
+      - Seconds to wait, at most, before the observation. A node that waits by itself spends a hundredth of a
+        processor, and sees the end of a start within half a second.
+    type: float
     default: 0
 attributes:
   check_mode:
@@ -142,6 +152,8 @@ from ansible.module_utils.sglang_kit.probe_http import Server, read_key, served_
 from ansible.module_utils.sglang_kit.startup_log import weights
 
 HTTP_TIMEOUT_S = 0.5
+# systemd answers within milliseconds.
+LOOK_S = 0.5
 # nvidia-smi can hang for ever on a GPU that is gone.
 SMI_TIMEOUT_S = 10
 # A death and its kernel line are written by different clocks.
@@ -156,6 +168,16 @@ def observe_unit(module, unit):
         properties = ",".join(probe.UNIT_PROPERTIES)
         _rc, text, _err = module.run_command([systemctl, "show", "--property=" + properties, unit])
     return probe.parse_unit(text, time.clock_gettime(time.CLOCK_MONOTONIC))
+
+
+def wait_for_unit(module):
+    """Return the unit's part of an observation, as soon as it is news or the wait is over."""
+    until = time.monotonic() + module.params["wait"]
+    while True:
+        unit = observe_unit(module, module.params["unit"])
+        if probe.is_news(unit, module.params["seen"]) or time.monotonic() >= until:
+            return unit
+        time.sleep(LOOK_S)
 
 
 def read_journal(module, invocation):
@@ -243,6 +265,8 @@ def main():
             "release": {"type": "path", "default": "/opt/sglang/current"},
             "node": {"type": "bool", "default": False},
             "log_lines": {"type": "int", "default": 0},
+            "seen": {"type": "dict"},
+            "wait": {"type": "float", "default": 0},
         },
         supports_check_mode=True,
     )
@@ -250,7 +274,7 @@ def main():
         server = Server(module.params["url"], HTTP_TIMEOUT_S, read_key(module.params["key_file"]))
     except (OSError, ValueError) as error:
         module.fail_json(msg=str(error))
-    unit = observe_unit(module, module.params["unit"])
+    unit = wait_for_unit(module)
     records = read_journal(module, module.params["invocation"] or unit["invocation"])
     active = unit["active_state"] == "active" and module.params["invocation"] in (None, unit["invocation"])
     now = time.time()

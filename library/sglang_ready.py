@@ -10,7 +10,7 @@ short_description: Wait until a start of the SGLang server has come to an end, g
 description:
   - Repeats M(sglang_probe), prints a line whenever the start gets on, and ends with the truth.
   - Succeeds when the health endpoint says 200 and the expected model gives real tokens.
-  - Fails within one poll when the unit has died, restarts in a loop, was stopped or was replaced by another
+  - Fails within O(poll) when the unit has died, restarts in a loop, was stopped or was replaced by another
     start. Names how it ended, the phase, the last telling lines and the known cause with its remedy.
   - Fails when a phase makes no progress for longer than its patience, and when the whole budget is used up.
   - A closed port is no failure, since SGLang listens only after the load. A long load with progress never
@@ -61,7 +61,9 @@ options:
     type: dict
     default: {}
   poll:
-    description: Seconds between two observations.
+    description:
+      - Seconds between two observations, at least.
+      - While systemd says that the unit is starting, the node waits by itself for other news, for up to 8 s.
     type: float
     default: 2
   diagnoses:

@@ -24,6 +24,8 @@ UNIT_PROPERTIES = (
     "SubState",
     "UnitFileState",
 )
+# What tells one state of a start from another; the rest of a unit moves all the time.
+STATE = ("exists", "load_state", "active_state", "sub_state", "result", "invocation", "restarts")
 # Of the kernel's log, what can end an engine: the OOM killer, the GPUs' driver, disks.
 _KERNEL = re.compile(
     r"Out of memory: Killed|Memory cgroup out of memory|oom-kill:|fallen off the bus|"
@@ -63,6 +65,14 @@ def parse_unit(text, monotonic_s):
         "needs_reload": raw.get("NeedDaemonReload") == "yes",
         "age_s": round(monotonic_s - started, 1) if started else None,
     }
+
+
+def is_news(unit, seen):
+    """Return whether a unit is in another state than it was seen in before.
+
+    unit, seen: the unit's part of an observation; seen: None before the first.
+    """
+    return not seen or any(unit[key] != seen.get(key) for key in STATE)
 
 
 def parse_journal(text):

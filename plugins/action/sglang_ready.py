@@ -25,6 +25,8 @@ from ansible.module_utils.sglang_kit import diagnoses, gate
 DEATH_LINES = 1500
 # A line that only the clock changed is not worth printing; progress within a phase is, this often.
 SHOW_EVERY_S = 10.0
+# While it starts, the node waits by itself for news: what runs there takes from the start that is watched.
+WAIT_S = 8.0
 # The connection may come and go while a node is busy; longer silence is the caller's to see.
 DEAF_S = 120.0
 HELLO = {"name": "hello", "text": "Hello", "max_tokens": 8}
@@ -62,12 +64,14 @@ class ActionModule(ActionBase):
         watch = gate.Watch(self.args["budget"], self.args["patience"], self.args["previous"])
         began = time.monotonic()
         verdict = answer = None
-        polls = []
+        polls, following = [], {}
         while verdict is None:
             polls = [*polls[-1:], time.time()]
             polled = time.monotonic()
-            observation = self.probe()
+            observation = self.probe(**following)
             self.show(observation)
+            starts = observation["unit"]["active_state"] == "activating"
+            following = {"seen": observation["unit"], "wait": WAIT_S} if starts else {}
             verdict = watch.judge(observation, time.monotonic()) or self.hear()
             if verdict is not None and verdict.kind == "up" and self.args["answers"]:
                 proof = self.execute(

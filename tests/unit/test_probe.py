@@ -5,6 +5,7 @@ import os
 import pathlib
 import pwd
 import stat
+import types
 
 import pytest
 import sglang_probe
@@ -253,3 +254,63 @@ def test_the_module_counts_the_weights_of_the_release(node, capsys, tmp_path):
     result = run(capsys, url="http://127.0.0.1:1", release=str(tmp_path / "current"))["weights"]
     assert result["target"] == {"files": 2, "bytes": 40, "largest_bytes": 30}
     assert result["drafter"] == {"files": 0, "bytes": 0, "largest_bytes": 0}
+
+
+@pytest.mark.parametrize(
+    "changed, news",
+    [
+        ({}, False),
+        # What moves all the time.
+        ({"status_text": "loading weights 3/4 (75%)", "age_s": 99.0}, False),
+        ({"active_state": "active", "sub_state": "running"}, True),
+        ({"sub_state": "auto-restart", "result": "exit-code"}, True),
+        ({"restarts": 1}, True),
+        ({"invocation": "another"}, True),
+        ({"load_state": "masked"}, True),
+    ],
+)
+def test_what_is_news_of_a_start(changed, news):
+    seen = probe.parse_unit(LOADING, 34570.25)
+    assert probe.is_news(dict(seen, **changed), seen) is news
+
+
+def test_the_first_observation_is_news():
+    assert probe.is_news(probe.parse_unit(LOADING, 34570.25), None)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Simulated time, that of the module; what is called at each sleep is to be set as `then`."""
+    clock = types.SimpleNamespace(now=0.0, then=lambda: None)
+
+    def sleep(seconds):
+        clock.now += seconds
+        clock.then()
+
+    monkeypatch.setattr(sglang_probe.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(sglang_probe.time, "sleep", sleep)
+    return clock
+
+
+def test_the_module_waits_for_news_of_the_unit(node, capsys, clock):
+    tools = node(LOADING, entry("launcher: starting /opt/x"))
+    ended = LOADING.replace("SubState=start", "SubState=auto-restart")
+    clock.then = lambda: clock.now >= 3 and (tools / "systemctl.out").write_text(ended)
+    seen = probe.parse_unit(LOADING, 34562.0)
+    result = run(capsys, url="http://127.0.0.1:1", seen=seen, wait=8)
+    assert result["unit"]["sub_state"] == "auto-restart"
+    assert clock.now == 3.0
+
+
+def test_the_module_does_not_wait_for_ever(node, capsys, clock):
+    node(LOADING, entry("launcher: starting /opt/x"))
+    result = run(capsys, url="http://127.0.0.1:1", seen=probe.parse_unit(LOADING, 34562.0), wait=8)
+    assert result["unit"]["active_state"] == "activating"
+    assert clock.now == 8.0
+
+
+def test_the_module_does_not_wait_for_what_is_news_already(node, capsys, clock):
+    node(LOADING, entry("launcher: starting /opt/x"))
+    seen = probe.parse_unit(LOADING.replace("InvocationID=a", "InvocationID=b"), 34562.0)
+    run(capsys, url="http://127.0.0.1:1", seen=seen, wait=8)
+    assert clock.now == 0.0

@@ -173,6 +173,15 @@ def test_a_death_ends_the_wait_in_the_poll_that_sees_it(wait):
     assert "  kernel: NVRM: Xid 79" in result["msg"].splitlines()
 
 
+def test_a_node_waits_by_itself_only_for_a_start(wait):
+    _result, node = wait(
+        [shards(1), shards(1), UP, UP], [dict(PROVED, health_status=503, passed=False), PROVED]
+    )
+    probes = [args for name, args in node.calls if name == "sglang_probe"]
+    assert [args.get("wait") for args in probes] == [None, 8.0, 8.0, None, None]
+    assert probes[1]["seen"] == shards(1)["unit"]
+
+
 def test_the_line_that_speaks_for_the_cause_is_shown_wherever_it_stands(wait):
     lines = ["E: incomplete metadata", *(f"something else, number {n}" for n in range(30))]
     result, _node = wait([shards(57), dict(DEAD, log=lines)])
