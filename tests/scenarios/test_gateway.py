@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import secrets
 import ssl
 import threading
@@ -142,7 +143,9 @@ def test_the_unit_is_hardened_and_listens_on_loopback(gateway):
     gateway.sh("systemd-analyze security --threshold=15 sglang-gateway.service")
     listening = gateway.sh("ss -Hltn | awk '{print $4}' | grep -v ':22$' | sort").stdout.split()
     assert listening == ["0.0.0.0:443", "127.0.0.1:29000", "127.0.0.1:30100"]
-    assert "smg_http_requests_total" in gateway.sh("curl -fsS http://127.0.0.1:29000/metrics").stdout
+    metrics = gateway.sh("curl -fsS http://127.0.0.1:29000/metrics").stdout
+    # What the alerts ask for, a series for each worker.
+    assert re.search(r'^smg_worker_health\{worker="https://[^"]+"\} 1$', metrics, re.MULTILINE), metrics
 
 
 def test_clients_are_answered_and_nothing_else_is_open(gateway, node, ask):

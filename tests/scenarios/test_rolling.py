@@ -242,3 +242,23 @@ def test_by_hand_without_a_drain_requests_are_lost(way, nodes):
             node.sh("systemctl restart sglang", timeout=300)
     print("by hand:", json.dumps(lost(answers), indent=2))
     wait_until(lambda: both_ready(way), 60, "both replicas")
+
+
+def test_rollback_loses_no_request(way, nodes, cluster):
+    before = [model(node) for node in nodes]
+    with load(way) as answers:
+        run = cluster("playbooks/rollback.yml")
+    assert run.rc == 0, run.message
+    assert lost(answers) == []
+    # Each to what it served before.
+    assert [model(node) for node in nodes] == list(reversed(before))
+    assert both_ready(way)
+
+
+def test_node_that_is_uninstalled_leaves_the_router_first(way, nodes, cluster):
+    with load(way) as answers:
+        run = cluster("playbooks/uninstall.yml", extra={"uninstall_confirm": True}, on="roll2")
+    assert run.rc == 0, run.message
+    assert lost(answers) == []
+    assert workers(way) == {"https://roll1": "ready"}
+    assert nodes[1].sh("ls -d /opt/sglang /etc/nginx/sglang", check=False).stdout == ""
