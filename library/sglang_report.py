@@ -39,7 +39,12 @@ options:
     description: Files on the node whose words appear nowhere in the archive.
     type: list
     elements: path
-    default: [/etc/sglang/credentials/engine-key, /etc/nginx/sglang/clients.map]
+    default:
+      - /etc/sglang/credentials/engine-key
+      - /etc/nginx/sglang/clients.map
+      - /etc/nginx/sglang_gateway/clients.map
+      - /etc/sglang-gateway/credentials/control-key
+      - /etc/sglang-gateway/credentials/worker-key
 attributes:
   check_mode:
     description: In check mode nothing is gathered.
@@ -77,6 +82,14 @@ from ansible.module_utils.sglang_kit.redaction import redact, words_of
 
 # A hung GPU or disk must not hang the report on it.
 LIMIT_S = "60"
+# Keys of the engine, of clients, and of a router on the same host.
+SECRET_FILES = [
+    "/etc/sglang/credentials/engine-key",
+    "/etc/nginx/sglang/clients.map",
+    "/etc/nginx/sglang_gateway/clients.map",
+    "/etc/sglang-gateway/credentials/control-key",
+    "/etc/sglang-gateway/credentials/worker-key",
+]
 # Of each release, beside what the unit says.
 RELEASE_FILES = (
     "release.json",
@@ -131,7 +144,7 @@ def main():
                 "type": "list",
                 "elements": "path",
                 "no_log": False,
-                "default": ["/etc/sglang/credentials/engine-key", "/etc/nginx/sglang/clients.map"],
+                "default": SECRET_FILES,
             },
         },
         supports_check_mode=True,

@@ -3,10 +3,12 @@
 """The archive of a report: all that is there, nothing secret, and a word for what is missing."""
 
 import json
+import pathlib
 import tarfile
 
 import pytest
 import sglang_report
+import yaml
 from ansible.module_utils.testing import patch_module_args
 
 KEY = "k3y" * 12
@@ -83,3 +85,21 @@ def test_what_is_missing_is_named(report, tmp_path):
 def test_check_mode_gathers_nothing(report):
     result, texts = report(_ansible_check_mode=True)
     assert (result["changed"], result["skipped"], texts) == (False, True, {})
+
+
+def test_keys_are_looked_for_where_the_roles_put_them():
+    roles = pathlib.Path(__file__).resolve().parents[2] / "roles"
+    text = (roles / "sglang_gateway/vars/main.yml").read_text(encoding="utf-8")
+    gateway = yaml.safe_load(text)
+    folder = gateway["__sglang_gateway_folder"]
+    edge = yaml.safe_load((roles / "sglang_edge/vars/main.yml").read_text(encoding="utf-8"))[
+        "__sglang_edge_folder"
+    ]
+    wanted = {
+        gateway[name].replace("{{ __sglang_gateway_folder }}", folder)
+        for name in ("__sglang_gateway_control_key", "__sglang_gateway_worker_key")
+    }
+    wanted |= {
+        edge.replace("{{ sglang_edge_site }}", site) + "/clients.map" for site in ("sglang", "sglang_gateway")
+    }
+    assert wanted <= set(sglang_report.SECRET_FILES)
