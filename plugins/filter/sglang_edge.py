@@ -61,9 +61,23 @@ def certificate_problems(chain, private_key, now=None):
     return problems
 
 
+def local(listen):
+    """Return where the host itself reaches an edge that listens there (nginx's own `listen`, list of str)."""
+    first = str(listen[0]).split()[0]
+    port = re.fullmatch(r"(?:(?:\[::\]|0\.0\.0\.0|\*):)?(\d+)", first)
+    return f"127.0.0.1:{port[1]}" if port else first
+
+
+def lost_file(item):
+    """Say that a file of the controller is not there; item: the variable as `key`, its path as `value`."""
+    return f"{item['key']}: found no file {item['value']!r} on the controller; expected one in PEM format."
+
+
 class FilterModule:
     def filters(self):
         return {
             "sglang_edge_client_problems": client_problems,
             "sglang_edge_certificate_problems": certificate_problems,
+            "sglang_edge_local": local,
+            "sglang_edge_lost_file": lost_file,
         }

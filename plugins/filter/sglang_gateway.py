@@ -80,7 +80,20 @@ def node_problems(nodes, worker_key, engines):
         )
     for node in nodes:
         problems.extend(_problems_of(node, worker_key, engines))
+    problems.extend(_shared(nodes))
     return problems
+
+
+def _shared(nodes):
+    by_url = {}
+    for node in nodes:
+        by_url.setdefault(worker_url(node), []).append(node["inventory_hostname"])
+    for url, names in by_url.items():
+        if len(names) > 1:
+            yield (
+                f"{', '.join(names)}: the router would reach all of them at {url}. Give each node a name of "
+                "its own, the first of sglang_edge_names, or a sglang_gateway_worker_url."
+            )
 
 
 def _problems_of(node, worker_key, engines):

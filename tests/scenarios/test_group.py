@@ -153,10 +153,9 @@ def test_a_restart_of_rank_0_brings_the_other_along(node, other):
     wait_until(
         lambda: state(other) == "active" and other.invocation() != before, 60, "the other host's return"
     )
-    assert (
-        "rank 0 has stopped the group"
-        in other.sh(f"journalctl -o cat _SYSTEMD_INVOCATION_ID={before}").stdout
-    )
+    # By its engine, which rank 0 told to end, or by its launcher, whichever was the first to know.
+    said = other.sh(f"journalctl -o cat _SYSTEMD_INVOCATION_ID={before}").stdout
+    assert "rank 0 has stopped the group" in said or "rank 0 of the group has gone" in said
     assert tokens(node) == 16
 
 

@@ -88,3 +88,24 @@ def test_certificates_that_cannot_be(pair):
     ]
     late = NOW + datetime.timedelta(days=31)
     assert found(chain, pem(key), late) == ["sglang_edge_certificate: it was valid until 2026-07-01."]
+
+
+@pytest.mark.parametrize(
+    "listen, address",
+    [
+        (["443"], "127.0.0.1:443"),
+        ([8443], "127.0.0.1:8443"),
+        (["443 default_server"], "127.0.0.1:443"),
+        (["0.0.0.0:8443", "10.0.0.5:443"], "127.0.0.1:8443"),
+        (["[::]:443"], "127.0.0.1:443"),
+        (["10.0.0.5:443"], "10.0.0.5:443"),
+        (["[fd00::5]:443"], "[fd00::5]:443"),
+    ],
+)
+def test_where_a_host_reaches_its_own_edge(listen, address):
+    assert filters.local(listen) == address
+
+
+def test_a_file_that_is_not_there_is_named_with_its_variable():
+    said = filters.lost_file({"key": "sglang_edge_certificate", "value": "/nope.pem"})
+    assert said.startswith("sglang_edge_certificate: found no file '/nope.pem' on the controller")

@@ -530,6 +530,14 @@ def test_no_node_and_no_key_are_named():
     assert [text.partition(":")[0] for text in found] == ["sglang_gateway_nodes", "sglang_gateway_worker_key"]
 
 
+def test_nodes_that_share_an_address_are_named_together():
+    nodes = [{**NODE, "inventory_hostname": name, "sglang_edge_names": ["llm"]} for name in ("n1", "n2")]
+    (found,) = filters.node_problems(nodes, WORKER_KEY, KNOWN)
+    assert found.startswith("n1, n2: the router would reach all of them at https://llm.")
+    nodes[1]["sglang_edge_listen"] = ["8443"]
+    assert filters.node_problems(nodes, WORKER_KEY, KNOWN) == []
+
+
 def test_flags_become_words():
     given = {"port": 1, "log-json": True, "tls": False, "none": None, "ca-cert-paths": ["a", "b"]}
     assert filters.words(given) == ["--port", "1", "--log-json", "--ca-cert-paths", "a", "b"]
