@@ -531,7 +531,8 @@ def test_no_node_and_no_key_are_named():
 
 
 def test_nodes_that_share_an_address_are_named_together():
-    nodes = [{**NODE, "inventory_hostname": name, "sglang_edge_names": ["llm"]} for name in ("n1", "n2")]
+    shared = {"sglang_edge_names": ["llm"], "sglang_edge_clients": [{"name": "gateway", "key": WORKER_KEY}]}
+    nodes = [{**NODE, **shared, "inventory_hostname": name} for name in ("n1", "n2")]
     (found,) = filters.node_problems(nodes, WORKER_KEY, KNOWN)
     assert found.startswith("n1, n2: the router would reach all of them at https://llm.")
     nodes[1]["sglang_edge_listen"] = ["8443"]
