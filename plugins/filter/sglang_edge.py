@@ -64,8 +64,9 @@ def certificate_problems(chain, private_key, now=None):
 def local(listen):
     """Return where the host itself reaches an edge that listens there (nginx's own `listen`, list of str)."""
     first = str(listen[0]).split()[0]
-    port = re.fullmatch(r"(?:(?:\[::\]|0\.0\.0\.0|\*):)?(\d+)", first)
-    return f"127.0.0.1:{port[1]}" if port else first
+    # nginx takes [::] for IPv6 alone.
+    first = re.sub(r"^\[::\](?=:)", "[::1]", first)
+    return re.sub(r"^(?:(?:0\.0\.0\.0|\*):)?(?=\d+$)", "127.0.0.1:", first)
 
 
 def lost_file(item):
